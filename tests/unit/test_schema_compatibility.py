@@ -223,6 +223,17 @@ def test_refusal_names_the_innermost_place() -> None:
     )
     assert items is not None
     assert items.place == "$.a[...].b"
+    for defined, place in (
+        (an_object(b=INTEGER, more=A_REFERENCE), "$.a.b"),
+        ({**an_object(b=TEXT, more=A_REFERENCE), "maxProperties": 1}, "$.a"),
+    ):
+        referring = find_json_schema_obstacle(
+            {**an_object(a=A_REFERENCE), "$defs": {"d": defined}},
+            {**an_object(a=A_REFERENCE), "$defs": {"d": an_object(b=TEXT, more=A_REFERENCE)}},
+        )
+        assert referring is not None
+        assert referring.place == place
+        assert referring.written != referring.readable
     nested = find_avro_obstacle(
         parse_avro(as_text(record(field(record(field("int", "b"), name="S"))))),
         parse_avro(as_text(record(field(record(field("string", "b"), name="S"))))),

@@ -656,6 +656,32 @@ def test_avro_values_are_written_and_read_as_json() -> None:
             topic.encode_json([json.dumps(wrong).encode()])
 
 
+def test_json_of_avro_parts_without_a_column_is_encoded_again() -> None:
+    """Unions and records within themselves have no Arrow type that says what their text is."""
+    decimal, moment = logical("bytes", "decimal", precision=30, scale=4), logical("long", "timestamp-micros")
+    node = record(
+        "Node",
+        at=["null", moment, "int"],
+        raw=["bytes", "long"],
+        price=decimal,
+        size=["double", decimal],
+        day=["string", logical("int", "date")],
+        inner=["null", "Node", {"type": "array", "items": "Node"}],
+    )
+    topic = open_topic_schema("t", lambda: [SchemaVersion(1, "avro", json.dumps(node), 1)], None)
+    leaf = {"at": UTC_NOON, "raw": b"ab", "price": Decimal("0.1000"), "size": 1.5, "day": "2024-05-01", "inner": None}
+    small = {"at": 5, "raw": 7, "price": Decimal(3), "size": Decimal("12345678901234567890.1234"), "day": "x"}
+    rows = [leaf | {"inner": small | {"inner": leaf}}, small | {"inner": [leaf, leaf | {"raw": b"\xff"}]}]
+    values = topic.encode(rows).to_pylist()
+    assert topic.encode_json(topic.decode_json(values)) == values
+    (text,) = topic.decode_json(topic.encode([leaf]).to_pylist())
+    row = json.loads(text or b"")
+    for name, wrong in (("at", "soon"), ("raw", "?"), ("price", "much"), ("size", True)):
+        nested = json.dumps(row | {"inner": row | {name: wrong}}).encode()
+        with pytest.raises(SchemaMismatch, match=rf"at \$\.inner.*\.{name}: found (str|bool)"):
+            topic.encode_json([nested])
+
+
 def test_avro_fingerprint_is_that_of_the_specification() -> None:
     """The fingerprint of the schema "int", as the Java implementation has it, in the order of the encoding."""
     assert compile_schema(SchemaRule("avro", '"int"')).encode(1)[2:10] == bytes.fromhex("8f5c393f1ad57572")

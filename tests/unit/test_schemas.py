@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 import sys
@@ -170,6 +171,17 @@ def test_values_are_parsed_with_the_newest_version(mq: Connection) -> None:
     assert first.parse(parsed.column("value")).to_pylist()[0] == {"a": 1}
     assert [piece.num_rows for piece in mq.fetch(topic, parse=True).pieces()] == [4]
     assert mq.fetch(topic, start="latest", parse=True).to_arrow().schema == parsed.schema
+
+
+@pytest.mark.parametrize("type", ["ddl", "avro"])
+def test_parsed_columns_are_encoded_again(mq: Connection, type: str) -> None:
+    """Arrow's maps are lists of pairs in Python."""
+    inner = {"type": "map", "values": {"type": "array", "items": {"type": "int", "logicalType": "date"}}}
+    avro = {"type": "record", "name": "R", "fields": [{"name": "m", "type": {"type": "map", "values": inner}}]}
+    schema = {"ddl": "m MAP<STRING, MAP<STRING, ARRAY<DATE>>>", "avro": avro}[type]
+    opened = mq.topics.schema(new_topic(mq, schema, schema_type=type))
+    parsed = opened.parse(opened.encode([{"m": {"x": {"y": [dt.date(2026, 1, 2)]}, "z": {}}}]))
+    assert opened.parse(opened.encode(pa.table({"m": parsed.field("m")}))).equals(parsed)
 
 
 def test_older_avro_schema_reads_values_of_newer_versions(mq: Connection) -> None:

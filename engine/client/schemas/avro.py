@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import io
 import struct
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -155,13 +157,16 @@ class AvroEncoder:
         self._write, self._header = schemaless_writer, MARKER + fingerprint(schema)
         self._schema = decode_defaults(schema)
         _default_to_null(self._schema)
-        self._check = AvroCheck(self._schema)
+        self._check, self._json_check = AvroCheck(self._schema), AvroCheck(self._schema, is_json=True)
 
-    def encode(self, values: Sequence[Any]) -> list[bytes]:
-        """Return values in the single-object encoding. Raises ValueError, without parts of the values."""
+    def encode(self, values: Sequence[Any], are_json: bool = False) -> list[bytes]:
+        """Return values in the single-object encoding. Raises ValueError, without parts of the values.
+
+        are_json: they are of `read_json`: times are text, bytes are base64, and numbers with a point are decimals.
+        """
         if self._shape.is_recursive and any(measure_depth(value) > MAX_DEPTH for value in values):
             raise BeyondBudgetError("found a value that is nested too deeply")
-        return list(map(self._encode_checked, self._check.check(values)))
+        return list(map(self._encode_checked, (self._json_check if are_json else self._check).check(values)))
 
     def _encode_checked(self, value: Any) -> bytes:
         body = io.BytesIO()
@@ -246,15 +251,11 @@ class _AvroConverter:
         if logical in _LOGICAL:
             return pa.field(name, _LOGICAL[logical])
         if logical in _AS_TEXT:
-            return text_field(name, logical[1])
+            return text_field(name)
         if logical in _DECIMALS:
             precision = schema["precision"]
             fits = precision <= MAX_DIGITS
-            return (
-                pa.field(name, pa.decimal128(precision, schema.get("scale", 0)))
-                if fits
-                else text_field(name, logical[1])
-            )
+            return pa.field(name, pa.decimal128(precision, schema.get("scale", 0))) if fits else text_field(name)
         if kind == "array":
             return pa.field(name, pa.list_(self.convert(schema["items"], "item")))
         if kind == "map":
@@ -306,6 +307,7 @@ class _Branch(NamedTuple):
 
 
 _EXACT = 2.0
+_FROM_TEXT = 1.5  # text of JSON is a time or bytes only in a union without text
 
 
 class AvroCheck:
@@ -316,9 +318,11 @@ class AvroCheck:
     digits than its type has.
     """
 
-    def __init__(self, schema: Any, is_decoded: bool = False) -> None:
-        """is_decoded: fastavro has decoded the values, so that only numbers may be out of range."""
-        self._is_decoded = is_decoded
+    def __init__(self, schema: Any, is_decoded: bool = False, is_json: bool = False) -> None:
+        """is_decoded: fastavro has decoded the values, so that only numbers may be out of range. is_json: they are of
+        JSON, and become those of the schema.
+        """
+        self._is_decoded, self._is_json = is_decoded, is_json
         self._named = collect_named_types(schema)
         self._records: dict[str, _PartCheck] = {}
         self._check = self._compile(schema)
@@ -351,6 +355,8 @@ class AvroCheck:
         if kind in ("array", "map"):
             return self._compile_items(schema, kind)
         leaf = _build_leaf(kind, schema)
+        if self._is_json:
+            return _build_json_leaf(schema, leaf)
         is_counted = (find_logical_type(schema) or kind).startswith(("int", "decimal"))
         return None if self._is_decoded and not is_counted else leaf
 
@@ -457,8 +463,14 @@ def _choose_branch(
         except AvroMisfitError as misfit:
             misfits.append(misfit)
             continue
-        if (rank := branches[name].rank(value)) > best:
-            best, choice = rank, (name, value if converted is None else converted[0])
+        to_encode = value if converted is None else converted[0]
+        rank = branches[name].rank(to_encode)
+        if isinstance(value, str) and not isinstance(to_encode, str):
+            rank = min(rank, _FROM_TEXT)
+        elif isinstance(value, Decimal) and isinstance(to_encode, float) and Decimal(repr(to_encode)) != value:
+            rank = 1
+        if rank > best:
+            best, choice = rank, (name, to_encode)
         if best == _EXACT:
             break
     if best:
@@ -570,6 +582,41 @@ def _build_leaf(kind: str, schema: dict[str, Any]) -> _PartCheck:
 
     return check
 
+
+def _build_json_leaf(schema: Mapping[str, Any], check_leaf: _PartCheck) -> _PartCheck:
+    kind = str(schema["type"])
+    read = _JSON_READERS.get(find_logical_type(schema).partition("(")[0] or kind)
+
+    def convert(value: Any) -> Any:
+        if read is not None and isinstance(value, str):
+            with suppress(ValueError, ArithmeticError):
+                return read(value)
+        if read is Decimal and isinstance(value, int) and not isinstance(value, bool):
+            return Decimal(value)
+        return float(value) if isinstance(value, Decimal) and read is not Decimal else value
+
+    def check(values: Sequence[Any], walk: _Walk) -> Sequence[Any]:
+        converted = list(map(convert, values))
+        check_leaf(converted, walk)
+        return converted
+
+    return check
+
+
+def _read_time(text: str) -> datetime:
+    return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+
+
+_JSON_READERS: dict[str, Callable[[str], Any]] = {
+    "bytes": partial(b64decode, validate=True),
+    "fixed": partial(b64decode, validate=True),
+    "decimal": Decimal,
+    "date": date.fromisoformat,
+    **dict.fromkeys(("timestamp-millis", "timestamp-micros"), _read_time),
+    **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros"), _read_time),
+    **dict.fromkeys(("time-millis", "time-micros"), time.fromisoformat),
+}
+"""Type -> what reads its values from text of JSON."""
 
 _OUT_OF_RANGE = "a number out of range"
 

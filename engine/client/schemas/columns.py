@@ -15,7 +15,6 @@ MAX_DIGITS = 38
 
 _MARK = b"lakemq.read_as"
 _JSON, _TEXT = b"json", b"text"
-_TEXT_OF = b"lakemq.text_of"
 
 _encoder = msgspec.json.Encoder(enc_hook=str, decimal_format="number")
 
@@ -34,14 +33,9 @@ def json_text_field(name: str) -> pa.Field:
     return pa.field(name, pa.string(), metadata={_MARK: _JSON})
 
 
-def text_field(name: str, shown: str) -> pa.Field:
-    """Return a field whose values are shown as text. shown: what they are, such as `uuid`."""
-    return pa.field(name, pa.string(), metadata={_MARK: _TEXT, _TEXT_OF: shown.encode()})
-
-
-def read_shown_type(field: pa.Field) -> str:
-    """Return what the field shows as text; empty for other fields."""
-    return (field.metadata or {}).get(_TEXT_OF, b"").decode()
+def text_field(name: str) -> pa.Field:
+    """Return a field whose values are shown as text, such as UUIDs."""
+    return pa.field(name, pa.string(), metadata={_MARK: _TEXT})
 
 
 def is_json_text(field: pa.Field) -> bool:

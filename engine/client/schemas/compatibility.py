@@ -314,8 +314,11 @@ def _overlaps(schema: Mapping[str, Any]) -> bool:
     return (has_reference and has_parts) or bool(_OVERLAPS & schema.keys())
 
 
-def _find_place(reader: Any, writer: Any, place: str) -> Obstacle | None:
-    """Return the innermost part that does not fit, along declared properties and items; None if no single one does."""
+def _find_place(reader: Any, writer: Any, place: str, seen: frozenset[str] = frozenset()) -> Obstacle | None:
+    """Return the innermost part that does not fit, along declared properties and items; None if no single one does.
+
+    seen: references that were followed on the way, because a part may refer to itself.
+    """
     if not (isinstance(reader, Mapping) and isinstance(writer, Mapping)):
         return None
     if missing := sorted(set(reader.get("required", ())) - set(writer.get("required", ()))):
@@ -330,8 +333,24 @@ def _find_place(reader: Any, writer: Any, place: str) -> Obstacle | None:
             continue
         pair = _with_definitions(read_part, reader), _with_definitions(written_part, writer)
         if not _covers(*pair):
-            return _find_place(*pair, at) or Obstacle(at, _show_json(written_part), _show_json(read_part))
+            followed = {part["$ref"] for part in (read_part, written_part) if _is_reference(part)}
+            if followed and followed <= seen:
+                continue  # it is the part that is looked at
+            pair = _follow_reference(pair[0]), _follow_reference(pair[1])
+            return _find_place(*pair, at, seen | followed) or Obstacle(at, _show_json(pair[1]), _show_json(pair[0]))
     return None
+
+
+def _is_reference(part: Any) -> bool:
+    return isinstance(part, Mapping) and bool(_DEFINITION.fullmatch(str(part.get("$ref"))))
+
+
+def _follow_reference(part: Any) -> Any:
+    """Return the definition to which a part refers, if the part says nothing else."""
+    if not _is_reference(part) or part.keys() - {"$ref", *_DEFINITIONS}:
+        return part
+    _, keyword, name = part["$ref"].split("/")
+    return _with_definitions(part.get(keyword, {}).get(name, part), part)
 
 
 def _with_definitions(part: Any, whole: Mapping[str, Any]) -> Any:

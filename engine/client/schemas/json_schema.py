@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from datetime import date, datetime, time
+from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from math import isfinite
@@ -33,7 +33,7 @@ from .budgets import (
     measure_depth,
     parse_json,
 )
-from .columns import JsonText, is_json_text, json_text_field, read_shown_type, to_json_text
+from .columns import JsonText, is_json_text, json_text_field, to_json_text
 
 # The time that patterns of a JSON Schema take: the letters of a pattern, multiplied by the bytes of its texts.
 #
@@ -545,16 +545,21 @@ def _find_unencodable(part: Any, place: str) -> str:
     return ""
 
 
-def read_json_row(text: bytes, field: pa.Field) -> Any:
-    """Return JSON as Python objects of the field's types, for an encoder. Raises ValueError, without the value."""
+def read_json(text: bytes) -> Any:
+    """Return JSON as Python objects, numbers with a point as decimals. Raises ValueError, without the value."""
     try:
         decode_json(text)
-        return _convert(_decoder.decode(text), field)
+        return _decoder.decode(text)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    except (binascii.Error, InvalidOperation, ValueError) as error:
-        if isinstance(error, ValueError) and str(error).startswith("found"):
-            raise
+
+
+def read_json_row(text: bytes, field: pa.Field) -> Any:
+    """Return JSON as Python objects of the field's types, for an encoder. Raises ValueError, without the value."""
+    value = read_json(text)
+    try:
+        return _convert(value, field)
+    except (binascii.Error, InvalidOperation, ValueError):
         raise ValueError("found text that is no time, no decimal or no base64") from None
 
 
@@ -565,7 +570,7 @@ def _convert(value: Any, field: pa.Field | None) -> Any:
     """Convert a part. Parts without a type are left to the encoder, which refuses or understands them."""
     if field is None or is_json_text(field):
         return _to_floats(value)
-    type, shown = field.type, read_shown_type(field)
+    type = field.type
     if value is None:
         return value
     if pa.types.is_struct(type) and isinstance(value, Mapping):
@@ -575,10 +580,8 @@ def _convert(value: Any, field: pa.Field | None) -> Any:
         return {name: _convert(part, type.item_field) for name, part in value.items()}
     if pa.types.is_list(type) and isinstance(value, list):
         return [_convert(part, type.value_field) for part in value]
-    if (pa.types.is_decimal(type) or shown == "decimal") and not isinstance(value, bool):
+    if pa.types.is_decimal(type) and not isinstance(value, bool):
         return Decimal(str(value))
-    if shown.startswith("time") and isinstance(value, str):
-        return time.fromisoformat(value)
     return _convert_text(value, type) if isinstance(value, str) else _to_floats(value)
 
 

@@ -19,7 +19,7 @@ from .avro_shape import AvroShape
 from .budgets import MAX_CELLS, check_field, count_cells, has_repeated_parts, refuse_depth
 from .columns import make_nullable, to_array, to_json_text
 from .ddl import parse_ddl
-from .json_schema import JsonDecoder, encode_json_row, read_json_row
+from .json_schema import JsonDecoder, encode_json_row, read_json, read_json_row
 
 # A schema, ready to use: which values fit it, and their typed columns.
 #
@@ -48,6 +48,7 @@ class ValueSchema:
         check: raises ValueError for a value that does not fit. Its text holds nothing of the value.
         decode: returns a value as Python objects; raises ValueError if it cannot.
         encode_rows: returns Python objects as values; raises ValueError if one does not fit.
+        encode_json: returns JSON as a value; raises ValueError if it does not fit.
         most_cells_per_byte: bound of the cells that a byte of a value may become; 0 if their number is the schema's.
     """
 
@@ -55,6 +56,7 @@ class ValueSchema:
     check: Callable[[bytes], object]
     decode: Callable[[bytes], Any]
     encode_rows: Callable[[Sequence[Any]], list[bytes]]
+    encode_json: Callable[[bytes], bytes]
     most_cells_per_byte: int = 0
 
     @property
@@ -120,7 +122,7 @@ def _compile_ddl(rule: SchemaRule) -> ValueSchema:
     field = pa.field("value", parse_ddl(rule.text), nullable=False)
     check_field(field)
     decode = JsonDecoder(field).decode
-    return ValueSchema(field, decode, decode, _build_json_encoder(decode))
+    return _build_json_schema(field, decode, decode)
 
 
 def _compile_json(rule: SchemaRule) -> ValueSchema:
@@ -136,17 +138,19 @@ def _compile_json(rule: SchemaRule) -> ValueSchema:
         check(value)
         return decode_typed(value)
 
-    return ValueSchema(field, check, decode, _build_json_encoder(check))
+    return _build_json_schema(field, check, decode)
 
 
-def _build_json_encoder(check: Callable[[bytes], object]) -> Callable[[Sequence[Any]], list[bytes]]:
+def _build_json_schema(
+    field: pa.Field, check: Callable[[bytes], object], decode: Callable[[bytes], Any]
+) -> ValueSchema:
     def encode(values: Sequence[Any]) -> list[bytes]:
         encoded = list(map(encode_json_row, values))
         for value in encoded:
             check(value)
         return encoded
 
-    return encode
+    return ValueSchema(field, check, decode, encode, lambda text: encode([read_json_row(text, field)])[0])
 
 
 def _compile_avro(rule: SchemaRule) -> ValueSchema:
@@ -155,7 +159,8 @@ def _compile_avro(rule: SchemaRule) -> ValueSchema:
     field = avro.to_field(schemas[-1])
     check_field(field)
     decode = avro.AvroDecoder(schemas, shapes).decode
-    return ValueSchema(field, decode, decode, avro.AvroEncoder(schemas[-1], shapes[-1]).encode)
+    encode = avro.AvroEncoder(schemas[-1], shapes[-1]).encode
+    return ValueSchema(field, decode, decode, encode, lambda text: encode([read_json(text)], are_json=True)[0])
 
 
 _COMPILE: dict[str, Callable[[SchemaRule], ValueSchema]] = {DDL: _compile_ddl, JSON: _compile_json, AVRO: _compile_avro}
@@ -234,7 +239,7 @@ class TopicSchema:
             SchemaMismatch: a row does not fit. The error names it.
         """
         encoded: list[bytes] = []
-        remaining = iter(rows.to_pylist() if isinstance(rows, pa.Table) else rows)
+        remaining = iter(rows.to_pylist(maps_as_pydicts="strict") if isinstance(rows, pa.Table) else rows)
         while batch := list(islice(remaining, _ENCODE_ROWS)):
             try:
                 encoded += self._schema.encode_rows(batch)
@@ -264,8 +269,7 @@ class TopicSchema:
         values: list[bytes | None] = []
         for number, text in enumerate(texts):
             try:
-                row = None if text is None else read_json_row(text, self._schema.field)
-                values.append(None if text is None else self._schema.encode(row))
+                values.append(None if text is None else self._schema.encode_json(text))
             except ValueError as error:
                 raise self._refuse_row(number, error) from None
         return values
