@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,7 +15,6 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.protocol.values.topics import Topic
 
 SHOWN = ("partition", "offset", "timestamp", "key", "value", "headers")
 
@@ -28,23 +29,25 @@ def are_all_final(mq: Connection) -> bool:
     if any((topic.final_offsets < topic.last_stable_offsets).any() for topic in topics):
         return False
     rows = read_final_messages(mq)
-    found = (_drop_deleted(rows.filter(pc.field("topic_id") == topic.topic_id), topic) for topic in topics)
+    found = (_drop_expired(rows.filter(pc.field("topic_id") == topic.topic_id)) for topic in topics)
     return all(part.num_rows == len(mq.fetch(topic.topic)) for topic, part in zip(topics, found, strict=True))
 
 
 def find_difference(mq: Connection) -> str:
-    """Return a topic whose messages in the table are not those of a fetch; empty if there is none.
-
-    A file that begins before a log start may stay with its earlier rows.
-    """
+    """Return a topic whose messages in the table are not those of a fetch; empty if there is none."""
     rows, topics = read_final_messages(mq), mq.state().topics
     if deleted := set(rows.column("topic_id").to_pylist()) - set(topics):
         return f"deleted topic {min(deleted)}"
     for topic in topics.values():
-        found = _drop_deleted(rows.filter(pc.field("topic_id") == topic.topic_id), topic)
+        found = _drop_expired(rows.filter(pc.field("topic_id") == topic.topic_id))
         if _sort(found) != _sort(mq.fetch(topic.topic).to_arrow()):
             return topic.topic
     return ""
+
+
+def _drop_expired(rows: pa.Table) -> pa.Table:
+    """Return the rows that a fetch shows: the table keeps expired ones until retention deletes them."""
+    return rows.filter(pc.field("expires_at").is_null() | (pc.field("expires_at") > datetime.now(UTC)))
 
 
 def check_final_messages(mq: Connection) -> int:
@@ -55,19 +58,24 @@ def check_final_messages(mq: Connection) -> int:
 
 
 def check_each_added_once(mq: Connection) -> None:
-    """Check that no commit with new data has added a message that another one has added: a stream reads these."""
-    table = DeltaTable(f"{mq.namespace.path}/final_messages")
-    folder, places = Path(mq.namespace.path, "final_messages"), Counter[tuple[int, int, int]]()
-    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-        file = pq.read_table(folder / unquote(action["path"]), columns=["topic_id", "partition", "offset"])
-        places.update(zip(*(file.column(name).to_pylist() for name in file.column_names), strict=True))
-    twice = [place for place, count in places.items() if count > 1]
-    assert not twice, twice[:5]
+    """Check that a stream has had each message of the table once, from its beginning.
+
+    It reads the files that commits with new data have added. They stay, also those that were removed or rewritten.
+    """
+    folder = Path(mq.namespace.path, "final_messages")
+    entries = sorted((folder / "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for entry in entries for line in entry.read_text().splitlines()]
+    added = [action["add"]["path"] for action in actions if "add" in action and action["add"]["dataChange"]]
+    streamed = Counter(place for path in added for place in _read_places(pq.ParquetFile(folder / unquote(path)).read()))
+    assert not (twice := [place for place, count in streamed.items() if count > 1]), twice[:5]
+    if entries[0].name == f"{0:020d}.json":
+        missing = set(_read_places(read_final_messages(mq))) - streamed.keys()
+        assert not missing, sorted(missing)[:5]
 
 
-def _drop_deleted(rows: pa.Table, topic: Topic) -> pa.Table:
-    starts = pa.array(topic.log_starts)
-    return rows.filter(pc.greater_equal(rows.column("offset"), starts.take(rows.column("partition"))))
+def _read_places(rows: pa.Table) -> list[tuple[int, int, int]]:
+    columns = (rows.column(name).to_pylist() for name in ("topic_id", "partition", "offset"))
+    return list(zip(*columns, strict=True))
 
 
 def _sort(rows: pa.Table) -> list[dict[str, Any]]:

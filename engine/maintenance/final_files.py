@@ -2,7 +2,7 @@
 
 The visible messages of a range are found by `segments` alone: rows of aborted transactions, markers and rejected rows
 are left out. A range ends where the tables do not know yet how a transaction has ended, so a later run goes on there.
-A written file is announced as left over. It is in use once a step and then `sync_final_messages` name it.
+A written file is announced as left over. It is in use once a step names it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import FILE_SCHEMA, FINAL_MESSAGES, MAX_TTL_MS, final_file_path
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.leftovers import Leftovers
@@ -38,13 +39,28 @@ FILE_BYTES = 64 << 20
 MOST_FILES = 256
 """Files of one run. With ten thousand quiet topics a run takes some of them, those of the longest wait first."""
 _GROUP_BYTES = 8 << 20
-_UNPACKED = 4
+UNPACKED = 4
 """Unpacked bytes for each byte of a data file, by which the rows of a file are chosen."""
+_FEW_VALUES = [
+    "topic_id",
+    "partition",
+    "timestamp_type",
+    "producer_id",
+    "producer_epoch",
+    "origin",
+    "dead_letter",
+    "ttl_ms",
+]
+"""Columns with a dictionary. For keys and payloads it takes a third of the time of a file, and seldom saves bytes."""
+_GROWING = ["offset", "timestamp", "sequence", "source_offset", "decided_at", "expires_at"]
+_LONG_SEGMENT = 100
+"""Rows of a segment, on average, from which on to join slices takes less time than to take each row."""
 _MARKERS = ("commit", "abort")
 _NO_MESSAGES = 0, None, None, None
 """Number of messages, file and bounds of timestamps of a range without messages."""
 _BODY = ("key", "value", "headers", "timestamp", "ttl_ms")
 _COLUMNS = (
+    "step",
     "kind",
     "topic_id",
     "partition",
@@ -113,23 +129,61 @@ class FinalFileWriter:
             rows = _read_rows(self._store.files, visible) if visible.num_rows else None
             files = [] if rows is None else [self._write_file(topic, rows)]
             self._crash_point("finalizing.file_written")
-            yield RangesWritten(topic.topic_id, files, _describe_ranges(batch, rows))
+            yield RangesWritten(topic.topic_id, files, describe_ranges(batch, rows))
 
     def _write_file(self, topic: Topic, rows: pa.Table) -> FinalFile:
-        file_id = self._new_file_id()
-        path = final_file_path(topic.topic, file_id)
-        name = f"{FINAL_MESSAGES.name}/{path}"
         rows = rows.append_column("topic_id", pa.repeat(topic.topic_id, rows.num_rows)).select(FILE_SCHEMA.names)
-        self._leftovers.announce(FINAL_MESSAGES.name, [path])
-        self._crash_point("finalizing.announced")
-        with (
-            self._store.files.open_output(name) as sink,
-            pq.ParquetWriter(sink, FILE_SCHEMA, compression="zstd", write_page_checksum=True) as writer,
-        ):
-            writer.write_table(rows, max(1, _GROUP_BYTES * rows.num_rows // max(1, rows.nbytes)))
-            writer.add_key_value_metadata({"lakemq.written": uuid.uuid4().hex})
-        with self._store.files.open_input(name) as source:
-            return FinalFile(file_id, read_footer(source).hash)
+        file_id = self._new_file_id()
+        return write_final_file(self._store.files, self._leftovers, topic.topic, rows, file_id, self._crash_point)
+
+
+_OLDEST = b"lakemq.oldest.ms"
+"""Metadata of a rewritten file: the time of the oldest file whose messages it has."""
+
+
+def write_final_file(
+    files: Files,
+    leftovers: Leftovers,
+    topic: str,
+    rows: pa.Table,
+    file_id: int,
+    crash_point: crash.CrashPoint,
+    oldest_ms: int | None = None,
+) -> FinalFile:
+    """Write a file of a topic durably, announced as left over.
+
+    Args:
+        rows: columns of FILE_SCHEMA, by partition and offset.
+        oldest_ms: the time of the oldest file whose messages are written again.
+    """
+    path = final_file_path(topic, file_id)
+    name = f"{FINAL_MESSAGES.name}/{path}"
+    leftovers.announce(FINAL_MESSAGES.name, [path])
+    crash_point("finalizing.announced")
+    with (
+        files.open_output(name) as sink,
+        pq.ParquetWriter(
+            sink,
+            FILE_SCHEMA,
+            compression="zstd",
+            use_dictionary=_FEW_VALUES,
+            column_encoding=dict.fromkeys(_GROWING, "DELTA_BINARY_PACKED"),
+            write_statistics=[*_FEW_VALUES, *_GROWING],
+            write_page_checksum=True,
+        ) as writer,
+    ):
+        writer.write_table(rows, max(1, _GROUP_BYTES * rows.num_rows // max(1, rows.nbytes)))
+        writer.add_key_value_metadata({"lakemq.written": uuid.uuid4().hex})
+        if oldest_ms is not None:
+            writer.add_key_value_metadata({_OLDEST.decode(): str(oldest_ms)})
+    with files.open_input(name) as source:
+        return FinalFile(file_id, read_footer(source).hash)
+
+
+def read_oldest_ms(metadata: pq.FileMetaData) -> int | None:
+    """Return the time of the oldest file whose messages a rewritten file has; None: the file has new messages."""
+    oldest_ms = (metadata.metadata or {}).get(_OLDEST)
+    return None if oldest_ms is None else int(oldest_ms)
 
 
 def _read_segments(store: Store, topics: Sequence[Topic]) -> pa.Table:
@@ -145,6 +199,21 @@ def _read_segments(store: Store, topics: Sequence[Topic]) -> pa.Table:
     where = pc.field("topic_id").isin(ids) & pc.field("kind").isin(["data", *_MARKERS])
     rows = handle.read(_COLUMNS, where, last_offset=(first, None), topic_id=(min(ids), max(ids)))
     return rows.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
+
+
+def measure_final_lag_ms(store: Store, topics: Mapping[int, Topic], now_ms: int) -> int:
+    """Return the age of the oldest decision whose messages could be final and are not. 0: there is none.
+
+    Raises OSError: the store failed.
+    """
+    waiting = [topic for topic in topics.values() if (topic.final_offsets < topic.last_stable_offsets).any()]
+    segments = _read_segments(store, waiting)
+    chosen = [_choose_segments(t, segments.filter(pc.field("topic_id") == t.topic_id)) for t in waiting]
+    steps = [pc.min(part.column("step")).as_py() for part in chosen if part.num_rows]
+    if not steps:
+        return 0
+    times = store.open(JOURNAL).read(["decided_at_ms"], pc.field("step") >= min(steps), step=(min(steps), None))
+    return max(0, now_ms - pc.min(times.column("decided_at_ms")).as_py()) if times.num_rows else 0
 
 
 def _choose_segments(topic: Topic, segments: pa.Table) -> pa.Table:
@@ -164,12 +233,9 @@ def _choose_segments(topic: Topic, segments: pa.Table) -> pa.Table:
             goes = follows & (last[rows] < stable[number]) & (ended_as[rows] != None)  # noqa: E711
             chosen[rows[: len(rows) if goes.all() else int(np.argmin(goes))]] = True
     is_visible = pa.array(is_message & (ended_as == "commit"))
-    cut = np.maximum(finals[partition] - base, 0)[chosen]
+    skipped = np.maximum(finals[partition] - base, 0)
     result = segments.append_column("is_visible", is_visible).filter(pa.array(chosen))
-    for name in ("base_offset", "first_row", "base_sequence", "source_offset"):
-        at = result.schema.get_field_index(name)
-        result = result.set_column(at, name, pc.add(result.column(name), pa.array(cut)))
-    return result
+    return _cut_segments(result, skipped[chosen], (last - base - skipped + 1)[chosen])
 
 
 def _find_outcomes(segments: pa.Table) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.object_]]:
@@ -189,9 +255,32 @@ def _find_outcomes(segments: pa.Table) -> tuple[npt.NDArray[np.bool_], npt.NDArr
 
 
 def _cut_into_files(segments: pa.Table, files: Files) -> Iterator[pa.Table]:
-    """Yield neighbouring segments, for a file each."""
+    """Yield the segments for a file each, by partition and offset.
+
+    A file has the messages of some steps, so that each data file is read about once. A large segment is cut.
+    """
     if not segments.num_rows:
         return
+    segments = segments.sort_by([("step", "ascending"), ("partition", "ascending"), ("base_offset", "ascending")])
+    bytes_per_row = _measure_rows(segments, files)
+    row_bytes = np.array([bytes_per_row.get(file_id, 0.0) for file_id in segments.column("file_id").to_pylist()])
+    counts = _count_offsets(segments)
+    pieces = np.clip(np.ceil(counts * row_bytes / FILE_BYTES).astype(np.int64), 1, counts)
+    index = np.repeat(np.arange(len(pieces)), pieces)
+    nth = np.arange(len(index)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    begins, ends = (counts[index] * number // pieces[index] for number in (nth, nth + 1))
+    segments = _cut_segments(segments.take(pa.array(index)), begins, ends - begins)
+    up_to = np.cumsum((ends - begins) * row_bytes[index])
+    begin = 0
+    while begin < len(up_to):
+        before = up_to[begin - 1] if begin else 0.0
+        end = max(begin + 1, int(np.searchsorted(up_to, before + FILE_BYTES, side="right")))
+        yield segments.slice(begin, end - begin).sort_by([("partition", "ascending"), ("base_offset", "ascending")])
+        begin = end
+
+
+def _measure_rows(segments: pa.Table, files: Files) -> dict[int, float]:
+    """Return by data file how many bytes a row takes in memory, about. Raises ValueError: a file was rewritten."""
     bytes_per_row: dict[int, float] = {}
     for file_id, footer_hash in _list_files(segments):
         with files.open_input(file_name(file_id)) as source:
@@ -199,16 +288,17 @@ def _cut_into_files(segments: pa.Table, files: Files) -> Iterator[pa.Table]:
         metadata = footer.parse()
         if not is_expected_file(footer_hash, footer.hash, read_journaled_digest(metadata) is not None):
             raise ValueError(f"{file_name(file_id)} is not the file that was published")
-        bytes_per_row[file_id] = _UNPACKED * footer.size_bytes / max(1, metadata.num_rows)
-    counts = _count_offsets(segments)
-    weights = [bytes_per_row.get(file_id, 0.0) for file_id in segments.column("file_id").to_pylist()]
-    ends = np.cumsum(counts * np.array(weights))
-    begin = 0
-    while begin < len(ends):
-        before = ends[begin - 1] if begin else 0.0
-        end = max(begin + 1, int(np.searchsorted(ends, before + FILE_BYTES, side="right")))
-        yield segments.slice(begin, end - begin)
-        begin = end
+        bytes_per_row[file_id] = UNPACKED * footer.size_bytes / max(1, metadata.num_rows)
+    return bytes_per_row
+
+
+def _cut_segments(segments: pa.Table, skipped: Numbers, counts: Numbers) -> pa.Table:
+    """Return the segments without their first rows, and with so many rows."""
+    for name in ("base_offset", "first_row", "base_sequence", "source_offset"):
+        at = segments.schema.get_field_index(name)
+        segments = segments.set_column(at, name, pc.add(segments.column(name), pa.array(skipped)))
+    last = pc.add(segments.column("base_offset"), pa.array(counts - 1))
+    return segments.set_column(segments.schema.get_field_index("last_offset"), "last_offset", last)
 
 
 def _list_files(segments: pa.Table) -> Iterable[tuple[int, int | None]]:
@@ -241,7 +331,11 @@ def _read_rows(files: Files, segments: pa.Table) -> pa.Table:
     starts = np.array([bodies.find(file_id, row) for file_id, row in zip(*places, strict=True)], np.int64)
     segment = np.repeat(np.arange(len(counts)), counts)
     nth = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)
-    body = bodies.rows.take(pa.array(starts[segment] + nth))
+    if len(segment) > _LONG_SEGMENT * len(counts):
+        slices = zip(starts.tolist(), counts.tolist(), strict=True)
+        body = pa.concat_tables(bodies.rows.slice(start, count) for start, count in slices)
+    else:
+        body = bodies.rows.take(pa.array(starts[segment] + nth))
     facts, within = segments.take(pa.array(segment)), pa.array(nth)
     append_time = _to_time(facts.column("append_time_ms"))
     ttl_ms = pc.coalesce(body.column("ttl_ms"), facts.column("ttl_ms"))
@@ -308,7 +402,7 @@ def _decode(part: pa.Table) -> pa.Table:
     return part.select(_BODY).cast(schema)
 
 
-def _describe_ranges(batch: pa.Table, rows: pa.Table | None) -> list[FinalRange]:
+def describe_ranges(batch: pa.Table, rows: pa.Table | None) -> list[FinalRange]:
     """Return one range per partition. batch: its segments; rows: the visible messages."""
     found = {} if rows is None else _count_messages(rows)
     extents = batch.group_by("partition").aggregate([("base_offset", "min"), ("last_offset", "max")])

@@ -102,7 +102,7 @@ class Housekeeping:
         self._data_files = data_files
         self._few_files = min(FEW_FILES, config.number("compact.min.files"))
         self._now_ms, self._leftovers = now_ms, Leftovers(files)
-        self.floor = watermark.floor
+        self.floor, self._newest_final_ms = watermark.floor, 0
         age_ms = max(0, now_ms() - watermark.decided_at_ms)
         self._watermarks = deque([(clock.steady_ms() - age_ms, watermark.step)])
         self._step_removal = StepRemoval(files, clock, watermark.step, crash_point)
@@ -140,7 +140,7 @@ class Housekeeping:
             handle.reopen()
             if handle.version != version:
                 raise CommitConflict(f"{handle.spec.name}: version {handle.version} appeared after {version}")
-            self._schedule_cleaning(handle.spec)
+            self.schedule_cleaning(handle.spec)
         if handle.has_committed and self._clock.steady_ms() >= maintained.clean_at_ms:
             self._clean(handle, maintained)
 
@@ -155,7 +155,7 @@ class Housekeeping:
         if self._data_files.maintain(handles, step, floor, settled):
             self.floor = max(self.floor, floor)
             for handle in handles.values():
-                self._schedule_cleaning(handle.spec)
+                self.schedule_cleaning(handle.spec)
 
     def _is_quiet(self, handle: TableHandle, maintained: _TableProgress) -> bool:
         now_ms = self._clock.steady_ms()
@@ -207,10 +207,19 @@ class Housekeeping:
         self._crash_point("housekeeping.files_swapped")
         self.floor = max(self.floor, floor)
 
-    def _find_log_retention_ms(self, spec: TableSpec) -> int:
-        """Return how long entries of the table's log stay. Spark lists them all at each query of `final_messages`."""
-        interval_ms = self._config.ms("final.interval.ms") if spec is FINAL_MESSAGES else 0
-        return min(spec.log_retention_ms, _MOST_ENTRIES * interval_ms) if interval_ms else spec.log_retention_ms
+    def _find_log_retention_ms(self, handle: TableHandle) -> int:
+        """Return how long entries of the table's log stay, and with those of `final_messages` the files they name.
+
+        These count from the newest file with new messages: a stream that has read everything plans its last batch again
+        when it starts again. Spark lists all entries at each query.
+        """
+        if handle.spec is not FINAL_MESSAGES:
+            return handle.spec.log_retention_ms
+        times_ms = [file.modified_ms for file in handle.files()]
+        self._newest_final_ms = max([self._newest_final_ms, *times_ms])
+        removed_ms, interval_ms = self._config.ms("final.removed.ms"), self._config.ms("final.interval.ms")
+        age_ms = max(0, self._files.time_ms() - self._newest_final_ms)
+        return age_ms + (min(removed_ms, _MOST_ENTRIES * interval_ms) if interval_ms else removed_ms)
 
     def _retention_ms(self, spec: TableSpec) -> int:
         """Return how long rows of the table stay. 0: age does not matter."""
@@ -237,7 +246,7 @@ class Housekeeping:
             self._tables[spec.name] = _TableProgress(checkpointed_version, removable_at_ms=self._find_removal_ms(spec))
         return self._tables[spec.name]
 
-    def _schedule_cleaning(self, spec: TableSpec) -> None:
+    def schedule_cleaning(self, spec: TableSpec) -> None:
         """Let what was replaced just now be removed when it is old enough."""
         maintained = self._progress_of(spec)
         maintained.removable_at_ms = self._find_removal_ms(spec)
@@ -261,7 +270,7 @@ class Housekeeping:
         steady_ms, name, grace_ms = self._clock.steady_ms(), handle.spec.name, self._config.ms("reader.grace.ms")
         is_later = maintained.removable_at_ms > steady_ms
         maintained.clean_at_ms = maintained.removable_at_ms if is_later else steady_ms + SWEEP_MS
-        retention_ms = self._find_log_retention_ms(handle.spec)
+        retention_ms = self._find_log_retention_ms(handle)
         handle.expire_log(retention_ms)
         if handle.spec is FINAL_MESSAGES:  # as long as entries of the log name them
             self._leftovers.delete(name, max(grace_ms, retention_ms), handle.open_newest)

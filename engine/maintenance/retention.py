@@ -329,7 +329,7 @@ def trim_rows(spec: TableSpec, rows: pa.Table, now: LiveState, retention_ms: int
         return rows.filter(pc.field("decided_at_ms") >= now.now_ms - retention_ms)
     if spec.name == CONTROL_MARKERS.name:
         rows = rows.filter(_is_there(rows, now))
-        return rows.filter(pa.array(rows.column("offset").to_numpy() >= _log_starts(rows, now)))
+        return rows.filter(pa.array(rows.column("offset").to_numpy() >= find_log_starts(rows, now)))
     if spec.name == SEGMENTS.name:
         stays = _is_there(rows, now)
         return rows.filter(stays if whole else pc.or_(stays, pc.equal(rows.column("kind"), "topic_deleted")))
@@ -350,7 +350,7 @@ def mask_deleted_segments(segments: pa.Table, then: LiveState) -> npt.NDArray[np
     rows = pc.and_(_is_there(segments, then), pc.greater_equal(segments.column("partition"), 0)).to_numpy()
     deleted = np.zeros(segments.num_rows, np.bool_)
     existing = segments.filter(pa.array(rows))
-    deleted[rows] = existing.column("last_offset").to_numpy() < _log_starts(existing, then)
+    deleted[rows] = existing.column("last_offset").to_numpy() < find_log_starts(existing, then)
     return deleted
 
 
@@ -372,13 +372,13 @@ def _is_there(rows: pa.Table, now: LiveState) -> pa.ChunkedArray:
     return pc.is_in(rows.column("topic_id"), pa.array(sorted(now.topics), pa.int64()))
 
 
-def _log_starts(rows: pa.Table, now: LiveState) -> np.ndarray:
-    """Return the log start of each row's partition. 0: a partition that was added later."""
+def find_log_starts(rows: pa.Table, now: LiveState) -> Numbers:
+    """Return the log start of each row's partition, of existing topics. 0: a partition that was added later."""
     topic_ids, partitions = rows.column("topic_id").to_numpy(), rows.column("partition").to_numpy()
     starts = np.zeros(rows.num_rows, np.int64)
-    for topic_id in np.unique(topic_ids).tolist():
-        of_topic = topic_ids == topic_id
-        log_starts = now.topics[topic_id].log_starts
-        of_topic &= partitions < len(log_starts)
-        starts[of_topic] = log_starts[partitions[of_topic]]
+    logs = _Logs.of([now.topics[topic_id] for topic_id in np.unique(topic_ids).tolist()])
+    if rows.num_rows:
+        at, _ = logs.index(topic_ids)
+        is_known = partitions < np.diff(logs.firsts, append=len(logs.log_starts))[at]
+        starts[is_known] = logs.log_starts[(logs.firsts[at] + partitions)[is_known]]
     return starts

@@ -150,6 +150,14 @@ ENGINE = Parameters(
             _DAY_MS,
         ),
         Parameter(
+            "final.removed.ms",
+            7 * _DAY_MS,
+            "How long a stream of `final_messages` may be down: removed files and entries of the log stay so long, at "
+            "most 10,000 times `final.interval.ms`.",
+            60_000,
+            365 * _DAY_MS,
+        ),
+        Parameter(
             "journal.retention.ms",
             3_600_000,
             "How long decisions stay in the journal once projected.",

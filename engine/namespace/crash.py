@@ -34,6 +34,8 @@ POINTS: tuple[str, ...] = (
     "projector.final_messages_synced",
     "finalizing.announced",
     "finalizing.file_written",
+    "finalizing.files_rewritten",
+    "finalizing.segments_swapped",
     "housekeeping.merged_file_written",
     "housekeeping.files_swapped",
     "housekeeping.checkpointed",

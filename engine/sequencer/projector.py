@@ -35,6 +35,7 @@ from lakemq.tables.storage.delta.commits import CommitConflict, NewFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
 from lakemq.tables.storage.object_stores.files import Files
 
+from ..maintenance.final_table import FinalTable, needs_sync
 from ..maintenance.housekeeping import Housekeeping
 from ..maintenance.retention import LiveState, read_live_state
 from ..namespace import crash
@@ -60,7 +61,6 @@ from ..protocol.values.journal import Step, StepBatch, is_renewal
 from ..protocol.values.log import DataFile, PendingFile, RangesFinalized
 from ..protocol.values.state import State
 from ..protocol.values.topics import RecordsDeleted, TopicDeleted
-from .finalizing import needs_sync, sync_final_messages
 from .step_log import LOOK_BEFORE_MS, StepLog
 
 log = logging.getLogger("lakemq.serve")
@@ -149,6 +149,7 @@ class Projector:
         store: Store,
         watermark: WatermarkRow,
         housekeeping: Housekeeping,
+        final_table: FinalTable,
         steady_ms: Callable[[], int],
         crash_point: crash.CrashPoint = crash.nowhere,
     ) -> None:
@@ -159,6 +160,7 @@ class Projector:
             steady_ms: returns a time that only goes forward, and on while the machine sleeps.
         """
         self._store, self._watermark, self._housekeeping = store, watermark, housekeeping
+        self._final_table = final_table
         self._steady_ms, self._crash_point = steady_ms, crash_point
         self._handles: dict[str, TableHandle] = {}
         self._checked_at_ms = 0
@@ -186,8 +188,8 @@ class Projector:
             self._crash_point("projector.watermark_written")
             if final:
                 handles = self._handles[FINAL_MESSAGES.name], self._handles[SEGMENTS.name]
-                sync_final_messages(self._store.files, *handles, work.live_state)
-                self._crash_point("projector.final_messages_synced")
+                if self._final_table.maintain(*handles, work.live_state):
+                    self._housekeeping.schedule_cleaning(SEGMENTS)
             self._is_first = False
             self._housekeeping.note_watermark(work.step, work.live_state)
             for handle in self._handles.values():
@@ -201,7 +203,9 @@ class Projector:
     def _needs_sync(self, work: Projection) -> bool:
         """Return whether files of `final_messages` may have to come or go: also what an earlier leader has left."""
         if not self._is_first:
-            return work.changes_finals and (needs_sync(work.live_state) or FINAL_MESSAGES.name in self._handles)
+            return (work.changes_finals or self._final_table.has_more) and (
+                needs_sync(work.live_state) or FINAL_MESSAGES.name in self._handles
+            )
         return needs_sync(work.live_state) or least_versions(self._watermark).get(FINAL_MESSAGES.name, 0) > 0
 
     def _append(self, name: str, rows: pa.Table, step: int, check_continuity: Callable[[], None]) -> None:

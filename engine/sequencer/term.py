@@ -20,6 +20,7 @@ from lakemq.tables.storage.object_stores.object_store import remove_abandoned_ti
 
 from ..maintenance.dying_messages import find_dying
 from ..maintenance.final_files import FinalFileWriter
+from ..maintenance.final_table import FinalTable
 from ..maintenance.housekeeping import Housekeeping
 from ..maintenance.merging import DataFileMerger
 from ..maintenance.retention import find_outgrown, read_live_state
@@ -226,7 +227,8 @@ class TermFactory:
         housekeeping = Housekeeping(
             ns.files, ns.config, clock, watermark, time.now_ms, data_files, self._crash_point, live
         )
-        projector = Projector(ns.store, watermark, housekeeping, clock.steady_ms, self._crash_point)
+        final_table = FinalTable(ns.files, ns.config, clock, self._new_file_id, self._crash_point)
+        projector = Projector(ns.store, watermark, housekeeping, final_table, clock.steady_ms, self._crash_point)
         pending_file = CurrentPendingFile(self._new_file_id, ns.config.number("journal.rows.max.bytes"))
         background = BackgroundProjection(
             step_log, pending_file, housekeeping, projector, self._projecting, clock, ns.config, tail

@@ -24,11 +24,12 @@ from lakemq.engine.client.fetch.lookup import OffsetRange
 from lakemq.engine.client.fetch.plan import beginning_offsets
 from lakemq.engine.client.operator_tools import Observation, Observer
 from lakemq.engine.client.sequencers import find_store_now_ms, read_leadership
+from lakemq.engine.maintenance.final_files import measure_final_lag_ms
+from lakemq.engine.maintenance.final_table import find_damaged_files
 from lakemq.engine.maintenance.retention import read_live_state
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file_reader import verify_files
 from lakemq.engine.namespace.load import read_watermark
-from lakemq.engine.sequencer.finalizing import find_damaged_files
 from lakemq.engine.sequencer.letters.intake import FOLDER as ASIDE
 from lakemq.jobs.key_spread import count_recent_offsets, describe_fullest_partition
 from lakemq.jobs.output import format_size, one_line, to_iso
@@ -345,11 +346,22 @@ def check_data_files(mq: Connection) -> Finding:
     return Finding("data files", False, found, mend)
 
 
+_FINAL_INTERVALS = 3
+"""Intervals after which messages that could be final are late."""
+
+
 def check_final_messages(mq: Connection, observer: Observer) -> Finding:
-    """Check that all files of `final_messages` exist unchanged. Fetches and consumers do not need them."""
+    """Check that all files of `final_messages` exist unchanged, and that messages get there in time.
+
+    Fetches and consumers do not need the files.
+    """
     with observer.look() as observation:
         live = read_live_state(observation.state)
-    store = mq.namespace.store
+    store, interval_ms = mq.namespace.store, mq.namespace.config.ms("final.interval.ms")
+    lag_ms = measure_final_lag_ms(store, live.topics, find_store_now_ms(store.files)) if interval_ms else 0
+    if lag_ms > _FINAL_INTERVALS * interval_ms:
+        text = f"messages have waited for {lag_ms // 1000} s to become final; final.interval.ms is {interval_ms}"
+        return Finding("final messages", False, text, "Look at the log of the sequencer, and at the room of the store.")
     damaged = find_damaged_files(store.files, store.open(SEGMENTS), live)
     if not damaged:
         return Finding("final messages", True, "all files exist and are unchanged")

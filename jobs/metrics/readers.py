@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lakemq.engine.client.delayed_rows import UnreleasedCounter
 from lakemq.engine.client.groups.group_info import GROUP_STATES, PARTITION_STATES
 from lakemq.engine.client.sequencers import find_store_now_ms, read_leadership
+from lakemq.engine.maintenance.final_files import measure_final_lag_ms
 from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.engine.namespace.extras import needs
 from lakemq.engine.namespace.load import read_watermark
@@ -340,9 +341,16 @@ def read_dead_letters(observer: Observer, build: FamilyBuilder) -> Iterator[Metr
 
 
 def read_sizes(mq: Connection, observer: Observer, build: FamilyBuilder) -> Iterator[Metric]:
-    """Yield the bytes of topics in data files, as retention.bytes counts them. This reads tables."""
+    """Yield the bytes of topics in data files, as retention.bytes counts them, and what waits to become final.
+
+    This reads tables.
+    """
     topics = observer.snapshot().topics
     sizes = measure_sizes(mq.namespace.store, topics)
+    is_used = any((topic.final_offsets > 0).any() for topic in topics.values())
+    now_ms = find_store_now_ms(mq.namespace.files)
+    lag_ms = measure_final_lag_ms(mq.namespace.store, topics, now_ms) if is_used else 0
+    yield build.value("lakemq_final_lag_seconds", "Age of the oldest messages that could be final.", lag_ms / 1000)
     rows = sorted((topics[topic_id].topic, sum(in_partition)) for topic_id, in_partition in sizes.items())
     yield build.gauge(
         "lakemq_topic_size_bytes",

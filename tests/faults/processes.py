@@ -55,7 +55,7 @@ def settings_that_reach(point: str) -> dict[str, Any]:
     if point.startswith(MERGING_POINTS):
         return {"merge.grace.ms": 100}
     if point.startswith(("finalizing.", "projector.final")):
-        return {"final.interval.ms": 100}
+        return {"final.interval.ms": 100, "merge.grace.ms": 100}
     return {"journal.rows.max.bytes": 0} if point.startswith("sequencer.rows_written") else {}
 
 

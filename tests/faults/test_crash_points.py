@@ -40,6 +40,8 @@ SEQUENCER_POINTS = {
     "projector.final_messages_synced": 3,
     "finalizing.announced": 3,
     "finalizing.file_written": 3,
+    "finalizing.files_rewritten": 2,
+    "finalizing.segments_swapped": 2,
     "housekeeping.merged_file_written": 2,
     "housekeeping.files_swapped": 3,
     "housekeeping.checkpointed": 4,

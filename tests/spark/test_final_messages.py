@@ -14,7 +14,7 @@ from unit.served import until
 import lakemq
 from lakemq.spark import register
 
-CONFIG = {"project.interval.ms": 50, "final.interval.ms": 200}
+CONFIG = {"project.interval.ms": 50, "final.interval.ms": 200, "compact.min.files": 2, "merge.grace.ms": 100}
 
 
 def copy_to_delta(messages: DataFrame, sink: Path, checkpoint: Path) -> None:

@@ -30,6 +30,7 @@ CONFIG = {
     "merge.grace.ms": 200,
     "checkpoint.interval": 5,
     "journal.rows.max.bytes": 400,
+    "retention.check.interval.ms": 1_000,
 }
 TOPICS = ("a", "b.c")
 topics = st.sampled_from(TOPICS)
@@ -79,6 +80,15 @@ class FinalMessages(RuleBasedStateMachine):
     @rule(topic=topics)
     def delay(self, topic: str) -> None:
         self.mq.publish(topic, pa.table({"value": self.next_values(2), "delay_ms": [30, 60]}))
+
+    @rule(topic=topics)
+    def expire(self, topic: str) -> None:
+        self.mq.publish(topic, pa.table({"value": self.next_values(2), "ttl_ms": [1, None]}))
+
+    @rule(topic=topics, size_bytes=st.sampled_from([1, 3_000]))
+    def retain(self, topic: str, size_bytes: int) -> None:
+        """Let retention delete the oldest messages, also later ones, until the topic is replaced."""
+        self.mq.topics.alter(topic, config={"retention.bytes": size_bytes})
 
     @rule(topic=topics, partition=st.integers(0, 1))
     def delete_records(self, topic: str, partition: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.producers import InitProducer
-from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
+from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords, TopicRef
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
@@ -83,6 +84,36 @@ def test_two_leaders_decide_a_letter_once(player: Player) -> None:
     player.settle()
 
 
+def test_stream_of_final_messages_finds_its_last_batch_however_late(player: Player) -> None:
+    """Entries of the log, and the files they name, stay for `final.removed.ms` before the newest message."""
+    folder, late_ms = Path(player.world.folder, "final_messages"), 2_000_000
+
+    def publish_final(count: int) -> None:
+        for _ in range(count):
+            player.publish()
+            player.world.finalize()
+
+    def list_entries() -> list[Path]:
+        return sorted((folder / "_delta_log").glob("*.json"))
+
+    player.leader.resign()
+    publish_final(6)
+    of_messages = list_entries()
+    player.world.clock.sleep(late_ms)
+    for end in (2, 5):
+        player.ask(DeleteRecords("t", {0: end}))
+        player.world.finalize()
+    player.world.check_final_messages()
+    assert list_entries()[: len(of_messages)] == of_messages
+    actions = [json.loads(line) for entry in list_entries() for line in entry.read_text().splitlines()]
+    assert all((folder / action["add"]["path"]).exists() for action in actions if "add" in action)
+    publish_final(6)
+    player.world.clock.sleep(late_ms)
+    publish_final(2)
+    assert not set(list_entries()) & set(of_messages)
+    player.world.check_final_messages()
+
+
 def go_on(player: Player, point: str) -> None:
     """Do everything that passes the point."""
     if point == "sequencer.elected":
@@ -90,7 +121,9 @@ def go_on(player: Player, point: str) -> None:
         player.new_leader()
     elif point == "sequencer.resigned":
         player.leader.resign()
-    for _ in range(5):
+    for _ in range(12):
+        if point.startswith("finalizing."):
+            player.publish()
         player.step()
         player.background.run()
         player.world.clock.sleep(FINAL_MS)

@@ -8,6 +8,7 @@ from threading import Lock
 import pyarrow as pa
 import pytest
 
+from lakemq.engine.maintenance.final_table import FinalTable
 from lakemq.engine.maintenance.housekeeping import Housekeeping
 from lakemq.engine.maintenance.merging import DataFileMerger
 from lakemq.engine.namespace.clock import SystemClock
@@ -36,7 +37,8 @@ def register_file(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     file = DataFile(FILE, 1, 7, low_ms, high_ms, 7)
     step = Step(1, 0, 1, [JournalEntry(FilesAdded([file]))])
     work = plan_projection(State(step=1), [step], 0)
-    Projector(namespace.store, BEGINNING, housekeeping, clock.steady_ms).write(work, lambda: None)
+    final_table = FinalTable(namespace.files, namespace.config, clock, new_file_id)
+    Projector(namespace.store, BEGINNING, housekeeping, final_table, clock.steady_ms).write(work, lambda: None)
     (stored,) = namespace.store.open(MESSAGES).files()
     return stored
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from finals import are_all_final
+from finals import are_all_final, check_each_added_once, check_final_messages
 from protocol_harness import Harness
 from unit.served import until
 
 import lakemq
+from lakemq.engine.maintenance.final_files import measure_final_lag_ms
+from lakemq.engine.maintenance.final_table import choose_last_files
 from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
 from lakemq.engine.protocol.values.topics import DeleteRecords
 from lakemq.jobs.doctor.namespace import make_checks
@@ -52,6 +56,71 @@ def test_committed_messages_become_final(tmp_path: Path) -> None:
         committed = mq.sql("SELECT * FROM log_committed ORDER BY topic, offset", wait_ms=9_000).select(columns)
         table = mq.sql("SELECT * FROM final_messages ORDER BY topic, offset", wait_ms=9_000)
         assert table.select(columns).to_pylist() == committed.to_pylist()
+
+
+def list_files(path: Path) -> list[str]:
+    return DeltaTable(str(path / "final_messages")).file_uris()
+
+
+def test_deleted_messages_leave_files_that_have_others(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("a", 2)
+        mq.publish("a", pa.table({"value": list("01234567"), "key": list("01234567")}))
+        until(lambda: are_all_final(mq))
+        ends = mq.end_offsets("a")
+        mq.topics.delete_records("a", {0: ends[0] // 2})
+        until(lambda: are_all_final(mq))
+        mq.topics.delete_records("a", {0: ends[0] - 1, 1: ends[1]})
+        until(lambda: are_all_final(mq))
+        assert len(read_rows(path)) == 1
+        mq.topics.delete_records("a", {0: -1})
+        until(lambda: not list_files(path))
+        check_each_added_once(mq)
+
+
+def test_small_files_become_one_in_the_order_of_offsets(tmp_path: Path) -> None:
+    path, settings = tmp_path / "mq", {"compact.min.files": 2, "merge.grace.ms": 100}
+    with lakemq.connect(str(path), create=True, config={**CONFIG, **settings}) as mq, mq.serving():
+        mq.topics.create("a", 2)
+        for number in range(8):
+            mq.publish("a", pa.table({"value": [str(number)] * 2, "key": ["x", "y"]}))
+            until(lambda: are_all_final(mq))
+        until(lambda: len(list_files(path)) <= 3)
+        check_final_messages(mq)
+        table = DeltaTable(str(path / "final_messages"))
+        files = sorted(pa.table(table.get_add_actions(flatten=True)).to_pylist(), key=itemgetter("modification_time"))
+        assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first"),
+    [
+        ([1], 1),
+        ([1, 1], 0),
+        ([3, 1, 1], 1),
+        ([2, 1, 1], 0),
+        ([-1, 1, 1], 1),
+        ([1, 1, -1], 3),
+        ([9 << 20, 9 << 20], 2),
+        ([], 0),
+    ],
+)
+def test_last_files_become_one_if_none_is_larger_than_those_after_it(sizes: list[int], first: int) -> None:
+    assert choose_last_files(sizes, 2) == first
+
+
+def test_messages_that_do_not_become_final_are_a_finding(tmp_path: Path) -> None:
+    path, config = str(tmp_path / "mq"), {**CONFIG, "final.interval.ms": 86_400_000}
+    with lakemq.connect(path, create=True, config=config) as mq, mq.serving():
+        mq.topics.create("a")
+        mq.publish("a", pa.table({"value": ["1"]}))
+        store, topics = mq.namespace.store, mq.state().topics
+        until(lambda: measure_final_lag_ms(store, topics, mq.state().now_ms + 1_000) >= 1_000)
+        checks = make_checks(mq, mq.observer())
+        assert checks["final messages"]().ok
+    with lakemq.connect(path, config={"final.interval.ms": 1}) as mq:
+        assert "waited" in make_checks(mq, mq.observer())["final messages"]().found
 
 
 def test_file_that_is_gone_is_named(tmp_path: Path) -> None:

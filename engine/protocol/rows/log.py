@@ -98,11 +98,12 @@ def _build_other_rows(step: int, record: Record) -> list[SegmentRow]:
     if isinstance(record, TopicDeleted):
         return [cut("topic_deleted", -1, 0, record.topic_id, record.topic)]
     if isinstance(record, RangesFinalized):
-        return [_build_final_row(step, record, range_) for range_ in record.ranges]
+        return [build_final_row(step, record, range_) for range_ in record.ranges]
     return []
 
 
-def _build_final_row(step: int, record: RangesFinalized, range_: FinalRange) -> SegmentRow:
+def build_final_row(step: int, record: RangesFinalized, range_: FinalRange) -> SegmentRow:
+    """Return the row that names the file of a range, if it has one."""
     file = None if range_.file is None else record.files[range_.file]
     return SegmentRow(
         step=step,

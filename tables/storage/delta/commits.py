@@ -27,13 +27,17 @@ class CommitConflict(Exception):
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A live data file of a table: its path below the table, and Delta's statistics of its columns."""
+    """A live data file of a table: its path below the table, and Delta's statistics of its columns.
+
+    modified_ms: the time of the file, as the log has it.
+    """
 
     path: str
     size_bytes: int
     record_count: int
     statistics: Mapping[str, Any]
     partition_values: Mapping[str, Any] = field(default_factory=dict)
+    modified_ms: int = 0
 
 
 @dataclass(frozen=True)

@@ -373,6 +373,7 @@ class TableHandle:
                 r["num_records"] or 0,
                 {n: r[n] for n in names},
                 {name: r[column] for name, column in within.items()},
+                r["modification_time"],
             )
             for r in actions.to_pylist()
         ]

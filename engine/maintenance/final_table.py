@@ -1,0 +1,401 @@
+"""Bring the table `final_messages` to the decided state: its live files are those that `segments` names.
+
+`FinalTable.sync` is the one function for adding, rewriting, deletion and recovery. A rewrite changes `segments` first:
+its rows name a file that takes the place of others. Then `sync` swaps these files. So whoever dies between two writes
+leaves a table that the next leader completes.
+
+A file is rewritten if a log start has moved into it, without the deleted messages. And small neighbouring files of a
+topic become one. Neighbours only, and with the time of the oldest: a stream begins with the files in the order of time.
+Each file of a topic has a step of its own, the highest of those that it replaces, and so the steps are the order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakemq.tables.specs.messages import FILE_SCHEMA, FINAL_MESSAGES, final_file_path, parse_final_file_id
+from lakemq.tables.specs.topics import FINAL_PENDING, SEGMENTS
+from lakemq.tables.storage.delta.commits import NewFile, StoredFile
+from lakemq.tables.storage.delta.leftovers import Leftovers
+from lakemq.tables.storage.delta.store import TableHandle
+from lakemq.tables.storage.object_stores.files import Files
+from lakemq.tables.storage.parquet import open_parquet
+
+from ..namespace import crash
+from ..namespace.clock import Clock
+from ..namespace.config import EngineConfig
+from ..namespace.data_file import read_footer
+from ..protocol.rows.log import build_final_row
+from ..protocol.values.log import RangesFinalized
+from .final_files import FILE_BYTES, UNPACKED, describe_ranges, read_oldest_ms, write_final_file
+from .merging import FEW_FILES, SETTLED_MS, write_merged_file
+from .retention import LiveState, Mask, find_log_starts, mask_deleted_segments
+
+log = logging.getLogger("lakemq.serve")
+
+_REWRITTEN_BYTES = FILE_BYTES // UNPACKED
+"""Stored bytes of the files that one rewrite takes, while passes wait."""
+_NAMED = (
+    "topic_id",
+    "topic",
+    "partition",
+    "base_offset",
+    "last_offset",
+    "record_count",
+    "step",
+    "file_id",
+    "footer_hash",
+)
+_FINAL = FINAL_PENDING, FINAL_PENDING
+"""Bounds of the kind of rows that name files."""
+_BOUNDED = ("topic_id", "partition", "offset", "timestamp")
+"""Columns whose bounds let readers skip files."""
+_READ_ERRORS = (FileNotFoundError, ValueError, pa.ArrowException)
+
+
+class _NamedFile(NamedTuple):
+    """A file that rows of `segments` name. record_count: messages that these rows count and that are not deleted."""
+
+    file_id: int
+    topic_id: int
+    topic: str
+    step: int
+    footer_hash: int
+    record_count: int
+
+    @property
+    def path(self) -> str:
+        return final_file_path(self.topic, self.file_id)
+
+    @property
+    def name(self) -> str:
+        return f"{FINAL_MESSAGES.name}/{self.path}"
+
+
+@dataclass(frozen=True)
+class _Rewrite:
+    """A file in the place of others, neighbours in the order of offsets. There is none if no message is left."""
+
+    replaced: Sequence[_NamedFile]
+    ranges: pa.Table
+    record: RangesFinalized
+
+
+class FinalTable:
+    """The table during one term of leadership. It works with the handles of the passes, between two of them."""
+
+    def __init__(
+        self,
+        files: Files,
+        config: EngineConfig,
+        clock: Clock,
+        new_file_id: Callable[[], int],
+        crash_point: crash.CrashPoint = crash.nowhere,
+    ) -> None:
+        """new_file_id: returns a random id."""
+        self._files, self._clock, self._new_file_id, self._crash_point = files, clock, new_file_id, crash_point
+        self._leftovers = Leftovers(files)
+        self._least = min(FEW_FILES, config.number("compact.min.files"))
+        self._merge_every_ms = min(SETTLED_MS, config.ms("merge.grace.ms"))
+        self._merged_at_ms: int | None = None
+        self._damaged, self._full = set[int](), set[int]()
+        """Files that cannot be read, and those that have no room for their neighbour."""
+        self.has_more = False
+        """Whether files wait for another pass to be rewritten."""
+
+    def maintain(self, final: TableHandle, segments: TableHandle, live: LiveState) -> bool:
+        """Bring the table to the decided state and rewrite files. Return whether some were rewritten.
+
+        Raises CommitConflict: another sequencer has committed.
+        """
+        rows = _read_named_rows(segments, live)
+        self.sync(final, rows)
+        self._crash_point("projector.final_messages_synced")
+        rewrites = self._write_files(final, rows, live)
+        if not rewrites:
+            return False
+        self._crash_point("finalizing.files_rewritten")
+        self._swap_rows(segments, rewrites)
+        self._crash_point("finalizing.segments_swapped")
+        self.sync(final, _read_named_rows(segments, live))
+        return True
+
+    def sync(self, final: TableHandle, rows: pa.Table) -> None:
+        """Add the files that rows of `segments` name, and remove the others.
+
+        A file that lies whole below the log starts, or whose topic is gone, is not named any more. Messages of a new
+        file are new for a stream that reads the table, those of a rewritten one are not. Removed ones have been read.
+        """
+        named = {file.file_id: file for file in _list_named_files(rows)}
+        live_files = final.files()
+        stored = {parse_final_file_id(file.path) for file in live_files}
+        added: dict[bool, list[NewFile]] = {False: [], True: []}
+        for file_id in named.keys() - stored:
+            if (new_file := _find_file(self._files, named[file_id])) is not None:
+                added[new_file[1]].append(new_file[0])
+        if added[False]:
+            final.replace_at(final.version, added[False])
+        removed = [file for file in live_files if parse_final_file_id(file.path) not in named]
+        if removed or added[True]:
+            self._leftovers.announce(FINAL_MESSAGES.name, [file.path for file in removed])
+            final.replace_at(final.version, added[True], removed, moved=True)
+
+    def _write_files(self, final: TableHandle, rows: pa.Table, live: LiveState) -> list[_Rewrite]:
+        """Write the files that take the place of others, about as many as one pass has time for."""
+        stored = {parse_final_file_id(file.path): file for file in final.files()}
+        now_ms = self._clock.steady_ms()
+        merges = self.has_more or self._merged_at_ms is None or now_ms - self._merged_at_ms >= self._merge_every_ms
+        if merges:
+            self._merged_at_ms = now_ms
+        self.has_more, size_bytes, rewrites = False, 0, []
+        for group in self._choose_files(_list_named_files(_count_whole_rows(rows, live)), stored, merges):
+            if size_bytes >= _REWRITTEN_BYTES:
+                self.has_more = True
+                break
+            size_bytes += sum(stored[file.file_id].size_bytes for file in group)
+            if (rewrite := self._rewrite(group, stored, rows, live)) is not None:
+                rewrites.append(rewrite)
+        return rewrites
+
+    def _choose_files(
+        self, named: Iterable[_NamedFile], stored: Mapping[int, StoredFile], merges: bool
+    ) -> Iterator[list[_NamedFile]]:
+        """Yield groups of neighbours that become one file: small ones, and each that has deleted messages."""
+        for _, of_topic in groupby(named, attrgetter("topic_id")):
+            files = list(of_topic)
+            ids = [file.file_id for file in files]
+            sizes = [stored[id_].size_bytes if id_ in stored and id_ not in self._full else -1 for id_ in ids]
+            first = choose_last_files(sizes, self._least) if merges else len(files)
+            if first < len(files):
+                yield files[first:]
+            for file in files[:first]:
+                if _is_cut(file, stored) and file.file_id not in self._damaged:
+                    yield [file]
+
+    def _rewrite(
+        self, group: Sequence[_NamedFile], stored: Mapping[int, StoredFile], rows: pa.Table, live: LiveState
+    ) -> _Rewrite | None:
+        """Write the messages of these files that are not deleted to a new file. None: they stay as they are."""
+        parts = list[pa.Table]()
+        for file in group:
+            try:
+                part = _read_kept_messages(self._files, file, live)
+            except _READ_ERRORS as error:
+                self._damaged.add(file.file_id)
+                self._full.add(file.file_id)
+                log.warning("%s is not rewritten: %s", file.name, " ".join(str(error).split()))
+                break
+            if parts and sum(each.nbytes for each in parts) + part.nbytes > FILE_BYTES:
+                break
+            parts.append(part)
+        replaced = group[: len(parts)]
+        if len(parts) < 2 and not any(_is_cut(file, stored) for file in replaced):
+            self._full.update(file.file_id for file in replaced)
+            return None
+        messages = pa.concat_tables(parts).sort_by([("partition", "ascending"), ("offset", "ascending")])
+        ranges = _find_ranges(rows, replaced)
+        oldest_ms = min(stored[file.file_id].modified_ms for file in replaced)
+        files = []
+        if messages.num_rows:
+            topic, file_id = replaced[0].topic, self._new_file_id()
+            written = write_final_file(
+                self._files, self._leftovers, topic, messages, file_id, self._crash_point, oldest_ms
+            )
+            files.append(written)
+        described = describe_ranges(_cut_ranges(ranges, live), messages if messages.num_rows else None)
+        record = RangesFinalized(replaced[0].topic_id, replaced[0].topic, files, described)
+        return _Rewrite(replaced, ranges, record)
+
+    def _swap_rows(self, segments: TableHandle, rewrites: Sequence[_Rewrite]) -> None:
+        """Let `segments` name the new files, in one commit."""
+        ranges = pa.concat_tables(rewrite.ranges for rewrite in rewrites)
+        places = set(zip(*(ranges.column(name).to_pylist() for name in _PLACE), strict=True))
+        stored = []
+        for file in segments.files(kind=_FINAL):
+            if _mask_places(segments.read(["kind", *_PLACE], files=[file], kind=_FINAL), places).any():
+                stored.append(file)
+        rows = segments.read(files=stored)
+        staying = rows.filter(pa.array(~_mask_places(rows, places)))
+        new = [
+            build_final_row(rewrite.replaced[-1].step, rewrite.record, range_)
+            for rewrite in rewrites
+            for range_ in rewrite.record.ranges
+        ]
+        added = write_merged_file(
+            self._files, self._leftovers, SEGMENTS, pa.concat_tables([staying, SEGMENTS.table(new)]), stored
+        )
+        segments.replace_at(segments.version, added, stored, segments.last_step() or None, segments.floor() or None)
+
+
+_PLACE = ("topic_id", "partition", "base_offset")
+
+
+def _is_cut(file: _NamedFile, stored: Mapping[int, StoredFile]) -> bool:
+    """Return whether a file of the table has messages that are deleted."""
+    return file.file_id in stored and file.record_count != stored[file.file_id].record_count
+
+
+def _mask_places(rows: pa.Table, places: set[tuple[Any, ...]]) -> Mask:
+    """Return which rows of final messages begin at one of these places: topic, partition, offset."""
+    mask: Mask = np.array(pc.equal(rows.column("kind"), FINAL_PENDING))
+    of_final = rows.filter(pa.array(mask))
+    mask[mask] = [place in places for place in zip(*(of_final.column(n).to_pylist() for n in _PLACE), strict=True)]
+    return mask
+
+
+def choose_last_files(sizes: Sequence[int], least: int) -> int:
+    """Return the number of the first of the last files, which become one; `len(sizes)` if they stay.
+
+    No file is larger than all after it together. So each merge puts a byte into a file at least twice as large.
+
+    sizes: in bytes, in the order of the files. -1: the file must stay.
+    """
+    first, total = len(sizes), 0
+    while first and sizes[first - 1] >= 0 and total + sizes[first - 1] <= _REWRITTEN_BYTES:
+        if first < len(sizes) and sizes[first - 1] > total:
+            break
+        first -= 1
+        total += sizes[first]
+    return first if len(sizes) - first >= least else len(sizes)
+
+
+def _read_named_rows(segments: TableHandle, live: LiveState) -> pa.Table:
+    """Return the rows of final messages that are not deleted, by topic, step, partition and offset."""
+    rows = segments.read(_NAMED, kind=_FINAL)
+    is_there = pc.is_in(rows.column("topic_id"), pa.array(sorted(live.topics), pa.int64())).to_numpy()
+    rows = rows.filter(pa.array(is_there & ~mask_deleted_segments(rows, live)))
+    return rows.sort_by([(name, "ascending") for name in ("topic_id", "step", "partition", "base_offset")])
+
+
+def _list_named_files(rows: pa.Table) -> list[_NamedFile]:
+    """Return the files in the order of the rows that name them."""
+    named = rows.filter(pc.field("file_id").is_valid()).group_by("file_id", use_threads=False)
+    firsts = [(name, "first") for name in ("topic_id", "topic", "step", "footer_hash")]
+    files = named.aggregate([*firsts, ("record_count", "sum")])
+    names = ["file_id", *(f"{name}_first" for name, _ in firsts), "record_count_sum"]
+    return [_NamedFile(*values) for values in zip(*(files.column(name).to_pylist() for name in names), strict=True)]
+
+
+def _count_whole_rows(rows: pa.Table, live: LiveState) -> pa.Table:
+    """Return the rows without messages where the log start has moved into a row: the file must be rewritten."""
+    is_whole = rows.column("base_offset").to_numpy() >= find_log_starts(rows, live)
+    counts = np.where(is_whole, rows.column("record_count").to_numpy(), 0)
+    return rows.set_column(rows.schema.get_field_index("record_count"), "record_count", pa.array(counts))
+
+
+def _find_ranges(rows: pa.Table, replaced: Sequence[_NamedFile]) -> pa.Table:
+    """Return the rows that name these files, and those without a file that lie between them."""
+    rows = rows.filter(pc.field("topic_id") == replaced[0].topic_id)
+    is_named = pc.is_in(rows.column("file_id"), pa.array([file.file_id for file in replaced], pa.int64()))
+    named = rows.filter(is_named)
+    extents = named.group_by("partition").aggregate([("base_offset", "min"), ("last_offset", "max")])
+    between = dict.fromkeys(named.column("partition").to_pylist(), (0, 0))
+    for partition, first, last in zip(*(column.to_pylist() for column in extents.columns), strict=True):
+        between[partition] = first, last
+    empty = rows.filter(pc.field("file_id").is_null())
+    is_between = [
+        first > (low_high := between.get(partition, (0, -1)))[0] and last < low_high[1]
+        for partition, first, last in zip(
+            *(empty.column(name).to_pylist() for name in ("partition", "base_offset", "last_offset")), strict=True
+        )
+    ]
+    return pa.concat_tables([named, empty.filter(pa.array(is_between, pa.bool_()))])
+
+
+def _cut_ranges(ranges: pa.Table, live: LiveState) -> pa.Table:
+    """Return the ranges from the log starts on."""
+    bases = np.maximum(ranges.column("base_offset").to_numpy(), find_log_starts(ranges, live))
+    return ranges.set_column(ranges.schema.get_field_index("base_offset"), "base_offset", pa.array(bases))
+
+
+def _read_kept_messages(files: Files, file: _NamedFile, live: LiveState) -> pa.Table:
+    """Return the messages of a file that are not deleted. Raises FileNotFoundError, ValueError, ArrowException."""
+    with files.open_input(file.name) as source:
+        footer = read_footer(source)
+        if footer.is_other_than(file.footer_hash):
+            raise ValueError("rewritten or damaged")
+        rows = open_parquet(source, footer.parse()).read(FILE_SCHEMA.names).cast(FILE_SCHEMA)
+    starts = live.topics[file.topic_id].log_starts[rows.column("partition").to_numpy()]
+    return rows.filter(pa.array(rows.column("offset").to_numpy() >= starts))
+
+
+def find_damaged_files(files: Files, segments: TableHandle, live: LiveState) -> dict[str, str]:
+    """Return the files that `segments` names and that are not there as they were written: name -> what was found."""
+    damaged: dict[str, str] = {}
+    for file in _list_named_files(_read_named_rows(segments, live)):
+        try:
+            _read_metadata(files, file)
+        except (OSError, ValueError) as error:
+            damaged[file.name] = " ".join(str(error).split())
+    return damaged
+
+
+def _find_file(files: Files, file: _NamedFile) -> tuple[NewFile, bool] | None:
+    """Return the file for a commit, and whether it was rewritten.
+
+    None, with a line in the log, if it is not there as it was written.
+    """
+    try:
+        size_bytes, metadata = _read_metadata(files, file)
+    except (FileNotFoundError, ValueError) as error:
+        log.error(
+            "TABLE_DAMAGED: %s cannot be read: %s. Its messages are missing in final_messages, and fetches have them."
+            " Restore the file from a backup.",
+            file.name,
+            error,
+        )
+        return None
+    partition = {"topic": file.topic, "step": file.step}
+    oldest_ms = read_oldest_ms(metadata)
+    modified_ms = (files.modified_ms(file.name) or 0) if oldest_ms is None else oldest_ms
+    new = NewFile(file.path, size_bytes, modified_ms, _read_statistics(metadata), partition)
+    return new, oldest_ms is not None
+
+
+def _read_metadata(files: Files, file: _NamedFile) -> tuple[int, pq.FileMetaData]:
+    """Return the size of a file and its footer. Raises FileNotFoundError, ValueError: another file, or none."""
+    with files.open_input(file.name) as source:
+        footer = read_footer(source)
+    if footer.is_other_than(file.footer_hash):
+        raise ValueError("rewritten or damaged")
+    return footer.size_bytes, footer.parse()
+
+
+def _read_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
+    """Return Delta's statistics of a file from its footer."""
+    names = metadata.schema.names
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    for name in _BOUNDED:
+        column = names.index(name)
+        bounds = [metadata.row_group(i).column(column).statistics for i in range(metadata.num_row_groups)]
+        low, high = min(part.min for part in bounds), max(part.max for part in bounds)
+        if isinstance(low, datetime):  # Delta knows milliseconds: the upper bound is rounded up
+            low, high = _format_time(low), _format_time(high + timedelta(microseconds=999))
+        least[name], most[name] = low, high
+    return {
+        "numRecords": metadata.num_rows,
+        "minValues": least,
+        "maxValues": most,
+        "nullCount": dict.fromkeys(least, 0),
+    }
+
+
+def _format_time(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def needs_sync(live: LiveState) -> bool:
+    """Return whether `final_messages` may have files, as far as the topics show."""
+    return any(bool(np.any(topic.final_offsets > topic.log_starts)) for topic in live.topics.values())
