@@ -95,14 +95,17 @@ class FinalFileWriter:
         self._turns: dict[int, int] = {}
         self._turn = 0
 
-    def write(self, topics: Mapping[int, Topic]) -> list[RangesWritten]:
+    def write(self, topics: Mapping[int, Topic], put: Callable[[RangesWritten], None]) -> None:
         """Write the messages between the final and the last stable offsets, as far as `segments` has them.
 
         A topic whose files cannot be read is logged, and left to the next run.
 
-        topics: as of a step; they do not change meanwhile.
+        Args:
+            topics: as of a step; they do not change meanwhile.
+            put: takes each file when it is written.
 
-        Raises OSError: the store failed.
+        Raises:
+            OSError: the store failed.
         """
         self._turn += 1
         waiting = [topic for topic in topics.values() if (topic.final_offsets < topic.last_stable_offsets).any()]
@@ -110,7 +113,9 @@ class FinalFileWriter:
         self._turns = {topic_id: turn for topic_id, turn in self._turns.items() if topic_id in topics}
         chosen = waiting[:MOST_FILES]
         segments = _read_segments(self._store, chosen)
-        return list(islice(chain.from_iterable(self._try_topic(topic, segments) for topic in chosen), MOST_FILES))
+        files = chain.from_iterable(self._try_topic(topic, segments) for topic in chosen)
+        for written in islice(files, MOST_FILES):
+            put(written)
 
     def _try_topic(self, topic: Topic, segments: pa.Table) -> Iterator[RangesWritten]:
         """Write the files of a topic until one cannot be read."""

@@ -26,16 +26,20 @@ class Finalizing:
 
     def __init__(
         self,
-        write: Callable[[Mapping[int, Topic]], list[RangesWritten]],
+        write: Callable[[Mapping[int, Topic], Callable[[RangesWritten], None]], None],
         executor: Executor,
         clock: Clock,
         interval_ms: int,
     ) -> None:
-        """interval_ms: from the beginning of a run to the next. 0: there are none."""
+        """Args:
+        write: takes the topics, writes files, and passes each on when it is written.
+        interval_ms: from the beginning of a run to the next. 0: there are none.
+        """
         self._write, self._executor, self._clock, self._interval_ms = write, executor, clock, interval_ms
         self._begun_ms = self._due_ms = clock.steady_ms()
-        self._running: Future[list[RangesWritten]] | None = None
-        self._written: deque[RangesWritten] = deque()
+        self._running: Future[None] | None = None
+        self._written: deque[tuple[float, RangesWritten]] = deque()
+        """What a run has passed on, and when: a long run must not wait for its end, when its first files are stale."""
 
     @property
     def is_working(self) -> bool:
@@ -57,23 +61,25 @@ class Finalizing:
         """
         now_ms = self._clock.steady_ms()
         if self._running is not None and self._running.done():
-            self._take_result(self._running)
+            self._report_failure(self._running)
             self._running = None
-        if now_ms >= self._begun_ms + STALE_MS:
-            self._written.clear()
+        while self._written and now_ms >= self._written[0][0] + STALE_MS:
+            self._written.popleft()
         if self._interval_ms and self._running is None and not self._written and now_ms >= self._due_ms:
             self._begun_ms, self._due_ms = now_ms, now_ms + self._interval_ms
-            self._running = self._executor.submit(self._write, state.snapshot().topics)
+            self._running = self._executor.submit(self._write, state.snapshot().topics, self._put)
         batch: dict[int, RangesWritten] = {}
-        while self._written and len(batch) < _MANY_FILES and self._written[0].topic_id not in batch:
-            written = self._written.popleft()
+        while self._written and len(batch) < _MANY_FILES and self._written[0][1].topic_id not in batch:
+            _, written = self._written.popleft()
             batch[written.topic_id] = written
         return list(batch.values())
 
-    def _take_result(self, running: Future[list[RangesWritten]]) -> None:
+    def _put(self, written: RangesWritten) -> None:
+        """Take a file from the thread of the run."""
+        self._written.append((self._clock.steady_ms(), written))
+
+    def _report_failure(self, running: Future[None]) -> None:
         error = running.exception()
-        if error is None:
-            self._written.extend(running.result())
-        else:  # whatever the store raises: publishing goes on
+        if error is not None:  # whatever the store raises: publishing goes on
             is_known = isinstance(error, OSError)
             log.warning("Messages do not become final: %s", error, exc_info=None if is_known else error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from clocks import ManualClock
 from deltalake import DeltaTable
 from finals import are_all_final, check_each_added_once, check_final_messages
 from protocol_harness import Harness
@@ -19,6 +22,7 @@ from lakemq.engine.maintenance.final_files import measure_final_lag_ms
 from lakemq.engine.maintenance.final_table import choose_last_files
 from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
 from lakemq.engine.protocol.values.topics import DeleteRecords
+from lakemq.engine.sequencer.finalizing import STALE_MS, Finalizing
 from lakemq.jobs.doctor.namespace import make_checks
 
 CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 50, "final.interval.ms": 100}
@@ -174,6 +178,27 @@ def test_second_writer_of_a_range_is_refused(core: Harness) -> None:
     assert core.see(written, written) == ["ranges_finalized"]
     assert core.see(RangesWritten(1, [FILE], [range_of(3, 4)])) == ["ranges_finalized"]
     assert core.state.topics[1].final_offsets.tolist() == [5, 0]
+
+
+def test_files_of_a_long_run_are_decided_as_they_come(core: Harness) -> None:
+    clock, run = ManualClock(), list[Any]()
+
+    class Later(Executor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            run.extend(args)
+            return Future()
+
+    finalizing = Finalizing(lambda topics, put: None, Later(), clock, 100)
+    assert finalizing.take_written(core.state) == []
+    _, put = run
+    first, second = RangesWritten(1, [FILE], [range_of(0, 2)]), RangesWritten(1, [FILE], [range_of(3, 4)])
+    clock.sleep(2 * STALE_MS)
+    put(first)
+    put(second)
+    assert finalizing.is_working
+    assert finalizing.take_written(core.state) == [first], "a step decides one file of a topic"
+    clock.sleep(STALE_MS)
+    assert finalizing.take_written(core.state) == [], "it may be deleted as left over soon"
 
 
 def test_deleted_offsets_need_no_file(core: Harness) -> None:
