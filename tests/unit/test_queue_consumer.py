@@ -51,7 +51,9 @@ def test_returned_messages_come_again_before_new_ones_with_their_count(mq: Conne
         consumer.nack(messages[1:])
         consumer.flush()
         redelivered = list(batch := consumer.poll(timeout_ms=5_000))
-        assert batch.to_arrow()["delivery_count"].to_pylist() == [2, 2, 1, 1]
+        assert batch.to_arrow()["delivery_count"].to_pylist() == [2, 2, 1, 1][: len(batch)]
+        if len(batch) < 4:  # a member that was slow gets fewer at once
+            redelivered += take_messages(consumer, 4 - len(batch))
         assert read_texts(redelivered) == ["0.1", "0.2", "0.3", "0.4"]
         counts = {message.value.decode(): (message.delivery_count, message.redelivered) for message in redelivered}
         assert counts == {"0.1": (2, True), "0.2": (2, True), "0.3": (1, False), "0.4": (1, False)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,14 +30,11 @@ from ...protocol.values.deliveries import (
 from ..offsets import Span, Spans, TopicPartition
 from .ack_tracker import AckTracker
 from .membership import Membership
-from .poll_loop import ConsumerLock
 
 LONGEST_WAIT_MS = 60_000
 """Longest timeout of one call of `wait`: the operating system refuses very large ones."""
 SILENCE_MS = 2_000
 """A request that is open for longer is reported. A sequencer answers in milliseconds, a busy one in a second."""
-_PAUSE_MS = 5
-"""How long a flush sleeps before it repeats requests without an answer."""
 _MOST_SPANS = 10
 """Ranges of offsets that an error names per partition: a reader needs an example, not thousands."""
 
@@ -111,7 +108,8 @@ class AckSender:
     def __init__(self, membership: Membership, clock: Clock, trackers: Mapping[TopicPartition, AckTracker]) -> None:
         """trackers: the consumer's own mapping, which the consumer changes."""
         self._membership, self._clock, self._trackers = membership, clock, trackers
-        self._acquire_request: Future[Any] | None = None
+        self.acquire_request: Future[Any] | None = None
+        """The request for messages that is under way, until `collect_answers` has seen its answer."""
         self._unanswered: list[_SentRequest] = []
         self.refusals = Refusals(membership.describe_missing_topics)
         """Refused acknowledgements whose call has returned. `flush` and `poll` raise them."""
@@ -128,11 +126,6 @@ class AckSender:
         """Note that the member has joined again. The next `send` repeats requests without an answer."""
         self._joined_count += 1
         self.is_lost = False
-
-    @property
-    def acquire_request(self) -> Future[Any] | None:
-        """The request for messages that is under way, until `collect_answers` has seen its answer."""
-        return self._acquire_request
 
     def collect_single_acks(self) -> None:
         """Record the messages that were accepted one by one; keep refused ones for the next `flush` or `poll`."""
@@ -176,7 +169,7 @@ class AckSender:
         for tracker in unsent:
             tracker.note_sending()
         if wanted:
-            self._acquire_request = futures[-1]
+            self.acquire_request = futures[-1]
 
     def collect_answers(self) -> bool:
         """Take in the answers that have come. Return whether there were any.
@@ -197,8 +190,8 @@ class AckSender:
                 self._apply_answer(request.answer.result(), request.acknowledgements)
             self._unanswered.remove(request)  # last: an interrupt before would lose the outcomes
             has_answers = True
-        if self._acquire_request is not None and self._acquire_request.done():
-            request_for_messages, self._acquire_request = self._acquire_request, None
+        if self.acquire_request is not None and self.acquire_request.done():
+            request_for_messages, self.acquire_request = self.acquire_request, None
             has_answers = True
             if isinstance(error := request_for_messages.exception(), NoOffsetForPartition):
                 raise error
@@ -207,8 +200,8 @@ class AckSender:
     def _note_silence(self) -> None:
         """Note since when no request has been answered. A request that timed out was not answered either."""
         open_requests = self.list_open_requests()
-        if self._acquire_request is not None:
-            open_requests.append(self._acquire_request)
+        if self.acquire_request is not None:
+            open_requests.append(self.acquire_request)
         done = [request for request in open_requests if request.done()]
         if any(not isinstance(request.exception(), RequestTimedOut) for request in done):
             self._waiting_since_ms = self._clock.steady_ms()
@@ -282,44 +275,6 @@ class AckSender:
         topics = {tracker.topic_id: topic for (topic, _), tracker in self._trackers.items()}
         topic_id = acknowledgement.topic_id
         return f"{topics.get(topic_id, f'topic {topic_id}')}-{acknowledgement.partition}"
-
-
-def flush_acknowledgements(sender: AckSender, lock: ConsumerLock, clock: Clock, deadline_ms: float) -> None:
-    """Wait until the group has answered all acknowledgements made so far; send unanswered ones again.
-
-    It does not wait for those that other threads make meanwhile.
-
-    Args:
-        sender: of the consumer.
-        lock: of the consumer; it is not held while waiting.
-        clock: the steady time that the deadline counts.
-        deadline_ms: when to give up.
-
-    Raises:
-        RequestTimedOut: the time is over.
-        UnknownMemberId: the member was lost.
-        FencedMemberEpoch, InvalidRecordState: acknowledgements were refused.
-    """
-    while True:
-        with lock.own:
-            if sender.is_lost:
-                raise UnknownMemberId("The member was lost; it joins again with the next poll.")
-            sender.send()
-            unanswered = set(sender.list_open_requests())
-        left_ms = deadline_ms - clock.steady_ms()
-        if not unanswered or left_ms <= 0:
-            break
-        done, unanswered = wait(unanswered, min(left_ms, LONGEST_WAIT_MS) / 1000)
-        with lock.own:
-            sender.collect_answers()
-        if any(can_send_again(error) for request in done if (error := request.exception()) is not None):
-            clock.sleep(_PAUSE_MS)
-        elif not unanswered:
-            break
-    if unanswered:
-        raise RequestTimedOut("Acknowledgements were not answered in time; they are sent again.")
-    with lock.own:
-        sender.refusals.raise_all()
 
 
 def can_send_again(error: BaseException) -> bool:

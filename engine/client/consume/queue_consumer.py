@@ -13,16 +13,17 @@ The `AckSender` sends these, and repeats them until the group has answered.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import wait
 from contextlib import nullcontext
 
-from ...protocol.errors import InvalidRequest
+from ...protocol.errors import InvalidRequest, RequestTimedOut, UnknownMemberId
 from ...protocol.values.deliveries import AckOutcome
 from ...protocol.values.offsets import OffsetCommit
 from ..arguments import parse_partition_offsets, parse_whole_number
 from ..fetch.fetch_result import Message
 from ..offsets import ConsumedOffsets, TopicPartition
 from ..tracing import open_commit_span, traces_commit
-from .ack_sender import AckSender, flush_acknowledgements
+from .ack_sender import LONGEST_WAIT_MS, AckSender, can_send_again
 from .ack_tracker import AckTracker
 from .batch import ConsumerBatch
 from .consumer import find_offsets_to_commit
@@ -32,7 +33,7 @@ from .membership import Membership
 from .options import RebalanceListener
 from .poll_loop import ConsumerParts
 from .position_reader import check_assignment
-from .queue_batch import MessageOutcomes, Messages, QueueBatch, shorten_error, spans_of_messages
+from .queue_batch import Messages, QueueBatch, shorten_error, spans_of_messages
 from .queue_poll import DeliveryPlanner
 from .queue_reader import QueuePartitions, QueueReader
 
@@ -42,6 +43,8 @@ _SEND_AT_COUNT = 10_000
 """How many of them gather at most, per partition."""
 _FLUSH_MS = 60_000
 """How long a flush waits, unless its caller says otherwise."""
+_PAUSE_MS = 5
+"""How long a flush sleeps before it repeats requests without an answer."""
 
 
 class QueueConsumer(MemberConsumer):
@@ -69,18 +72,7 @@ class QueueConsumer(MemberConsumer):
         planner = DeliveryPlanner(self._trackers, clock)
         self._ack_sender = AckSender(membership, clock, self._trackers)
         self._partitions = QueuePartitions(member, self._trackers, self._ack_sender, planner, parts.fetcher)
-        self._outcomes = outcomes = MessageOutcomes(
-            self._trackers, self._ack_sender, self._partitions.read_owned, membership.describe_missing_topics
-        )
-        reader = QueueReader(
-            parts,
-            member,
-            self._partitions,
-            self._trackers,
-            self._ack_sender,
-            planner,
-            lambda: outcomes.given_back_count,
-        )
+        reader = QueueReader(parts, member, self._partitions, self._ack_sender, planner)
         # A queue consumer has no positions: the group's state says which messages are done.
         super().__init__(parts, member, self._partitions, reader, GroupEnds(parts, member, dict), listener)
         membership.join()
@@ -139,10 +131,10 @@ class QueueConsumer(MemberConsumer):
         if type(what) is Message and type(what[2]) is int and 0 <= what[2] < 2**63 and what[7] == 1:
             tracker = self._trackers.get((what[0], what[1]))
             if tracker is None:
-                raise self._outcomes.build_fenced_error([(what[0], what[1])])
+                raise self._partitions.build_fenced_error([(what[0], what[1])])
             tracker.single_acks.append(what[2])
             if self._trackers.get((what[0], what[1])) is not tracker:  # a poll in another thread has lost the partition
-                raise self._outcomes.build_fenced_error([(what[0], what[1])])
+                raise self._partitions.build_fenced_error([(what[0], what[1])])
             is_due = self._steady_ms() >= self._ack_sender.sent_at_ms + _SEND_EVERY_MS
             if is_due or len(tracker.single_acks) >= _SEND_AT_COUNT:
                 with self._lock.own:
@@ -168,7 +160,7 @@ class QueueConsumer(MemberConsumer):
         else:
             ends = {tp: parse_whole_number("what", end, 0) for tp, end in parse_partition_offsets("what", what).items()}
         with self._lock.own:
-            self._outcomes.accept_through(ends, what.offsets if isinstance(what, ConsumerBatch) else None)
+            self._partitions.accept_through(ends, what.offsets if isinstance(what, ConsumerBatch) else None)
 
     def nack(self, what: Messages, delay_ms: int | None = None, error: str = "") -> None:
         """Give messages back, without waiting: they are delivered again.
@@ -202,7 +194,7 @@ class QueueConsumer(MemberConsumer):
 
     def _record(self, outcome: AckOutcome, what: Messages, delay_ms: int | None = None, error: str = "") -> None:
         with self._lock.own:
-            self._outcomes.record(outcome, what, delay_ms, error)
+            self._partitions.record(outcome, what, delay_ms, error)
 
     def go_back(self, batch: ConsumerBatch) -> bool:
         """Give back the messages of a batch that have no outcome, as after a transaction that was aborted.
@@ -214,7 +206,7 @@ class QueueConsumer(MemberConsumer):
             owned = self._partitions.read_owned()
             still_owned = [tp for tp in self._member.find_still_owned(batch) if tp in owned]
             spans = spans_of_messages(batch)
-            self._outcomes.release_open({p: spans[p] for p in spans if p in still_owned}, owned)
+            self._partitions.release_open({p: spans[p] for p in spans if p in still_owned}, owned)
             return len(still_owned) == len(batch.offsets)
 
     def flush(self, timeout_ms: int | None = None) -> None:
@@ -236,8 +228,28 @@ class QueueConsumer(MemberConsumer):
             self._flush(limit_ms)
 
     def _flush(self, limit_ms: int) -> None:
-        deadline_ms = self._clock.steady_ms() + limit_ms
-        flush_acknowledgements(self._ack_sender, self._lock, self._clock, deadline_ms)
+        """Flush, but do not wait for what other threads acknowledge meanwhile. The lock is not held while waiting."""
+        deadline_ms, sender = self._clock.steady_ms() + limit_ms, self._ack_sender
+        while True:
+            with self._lock.own:
+                if sender.is_lost:
+                    raise UnknownMemberId("The member was lost; it joins again with the next poll.")
+                sender.send()
+                unanswered = set(sender.list_open_requests())
+            left_ms = deadline_ms - self._clock.steady_ms()
+            if not unanswered or left_ms <= 0:
+                break
+            done, unanswered = wait(unanswered, min(left_ms, LONGEST_WAIT_MS) / 1000)
+            with self._lock.own:
+                sender.collect_answers()
+            if any(can_send_again(error) for request in done if (error := request.exception()) is not None):
+                self._clock.sleep(_PAUSE_MS)
+            elif not unanswered:
+                break
+        if unanswered:
+            raise RequestTimedOut("Acknowledgements were not answered in time; they are sent again.")
+        with self._lock.own:
+            sender.refusals.raise_all()
 
     @traces_commit
     def commit(

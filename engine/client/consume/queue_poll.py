@@ -206,14 +206,53 @@ class DeliveryPlanner:
     def plan_next(
         self, owned: Mapping[TopicPartition, OwnedPartition], max_count: int, paused_by_user: Container[TopicPartition]
     ) -> list[WantedMessages]:
-        """Return the request for the messages of the next poll; empty if no messages are there."""
+        """Return the request for the messages of the next poll; only for messages that are there.
+
+        A member may hold twice `max.delivered.unacked.msgs.per.flow` messages: once that number with the user, and as
+        many prefetched. A message before its last delivery is requested alone, and only by a member that holds nothing:
+        if it stops its consumer, no other message loses a delivery by it. The group applies the same rules to the
+        request (`decide_acquire`), so this only avoids requests that bring nothing.
+
+        Args:
+            owned: the member's partitions.
+            max_count: messages to request at most.
+            paused_by_user: partitions to leave out.
+        """
         if self.settings is None:
             return []
         _, decided_ms, seen_ms = self._newest_step
         # the group's time now: that of the newest step, and what has passed since this consumer saw it
         now_ms = decided_ms + self._clock.steady_ms() - seen_ms
-        in_turn = self._put_last_shown_at_end(owned)
-        return plan_acquisitions(in_turn, paused_by_user, self.settings, max_count, now_ms)
+        open_for_more = {
+            tp: partition
+            for tp, partition in self._put_last_shown_at_end(owned).items()
+            if not partition.is_paused and tp not in paused_by_user and partition.deliveries
+        }
+        acquired_count = sum(partition.deliveries.held_count for partition in owned.values() if partition.deliveries)
+        room = max(0, min(max_count, 2 * self.settings.max_unacknowledged - acquired_count))
+        available, last_deliveries = {}, []
+        for tp, partition in open_for_more.items():
+            assert partition.deliveries is not None
+            if partition.deliveries.is_next_last(self.settings.policy, now_ms):
+                last_deliveries.append(tp)
+            end = max(partition.bounds.end, partition.bounds.first)
+            ranges = partition.deliveries.next_ranges(self.settings.policy, end, room, now_ms)
+            available[tp] = sum(count for _, count in ranges)
+        if last_deliveries:
+            available = {} if acquired_count else {last_deliveries[0]: 1}
+        counts = divide_room(available, room)
+        # Messages may have been deleted while the member had them, or while they were dying. Any request for the
+        # partition, even for 0 messages, makes the group pass over them.
+        with_deleted = [
+            tp
+            for tp, partition in open_for_more.items()
+            if partition.deliveries and partition.deliveries.has_unsettled_before(partition.bounds.first)
+        ]
+        return [
+            WantedMessages(partition.bounds.topic_id, tp[1], partition.epoch, counts.get(tp, 0))
+            for tp, partition in open_for_more.items()
+            if counts.get(tp) or tp in with_deleted
+        ]
 
 
 def _count(stretches: Sequence[Stretch]) -> int:
@@ -259,56 +298,3 @@ def take_showable(
 
 def _make_available(part: Stretch) -> Stretch:
     return Stretch(part.first, part.length, DeliveryStatus.AVAILABLE, part.deliveries - 1)
-
-
-def plan_acquisitions(
-    owned: Mapping[TopicPartition, OwnedPartition],
-    paused_by_user: Container[TopicPartition],
-    settings: QueueSettings,
-    max_count: int,
-    now_ms: int,
-) -> list[WantedMessages]:
-    """Return the requests for the messages of the next poll; only for messages that are there.
-
-    A member may hold twice `max.delivered.unacked.msgs.per.flow` messages: once that number with the user, and as many
-    prefetched. A message before its last delivery is requested alone, and only by a member that holds nothing: if it
-    stops its consumer, no other message loses a delivery by it. The group applies the same rules to the request
-    (`decide_acquire`), so this only avoids requests that bring nothing.
-
-    Args:
-        owned: the member's partitions. Those named first get what cannot be divided evenly.
-        paused_by_user: partitions to leave out.
-        settings: of the queue group.
-        max_count: messages to request at most.
-        now_ms: the group's time.
-    """
-    open_for_more = {
-        tp: partition
-        for tp, partition in owned.items()
-        if not partition.is_paused and tp not in paused_by_user and partition.deliveries
-    }
-    acquired_count = sum(partition.deliveries.held_count for partition in owned.values() if partition.deliveries)
-    room = max(0, min(max_count, 2 * settings.max_unacknowledged - acquired_count))
-    available, last_deliveries = {}, []
-    for tp, partition in open_for_more.items():
-        assert partition.deliveries is not None
-        if partition.deliveries.is_next_last(settings.policy, now_ms):
-            last_deliveries.append(tp)
-        end = max(partition.bounds.end, partition.bounds.first)
-        ranges = partition.deliveries.next_ranges(settings.policy, end, room, now_ms)
-        available[tp] = sum(count for _, count in ranges)
-    if last_deliveries:
-        available = {} if acquired_count else {last_deliveries[0]: 1}
-    counts = divide_room(available, room)
-    # Messages may have been deleted while the member had them, or while they were dying. Any request for the
-    # partition, even for 0 messages, makes the group pass over them.
-    with_deleted = [
-        tp
-        for tp, partition in open_for_more.items()
-        if partition.deliveries and partition.deliveries.has_unsettled_before(partition.bounds.first)
-    ]
-    return [
-        WantedMessages(partition.bounds.topic_id, tp[1], partition.epoch, counts.get(tp, 0))
-        for tp, partition in open_for_more.items()
-        if counts.get(tp) or tp in with_deleted
-    ]

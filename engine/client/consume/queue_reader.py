@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ...protocol.errors import IllegalState, LakeMQError, RequestTimedOut
+from ...protocol.errors import FencedMemberEpoch, IllegalState, LakeMQError, RequestTimedOut
 from ...protocol.values.deliveries import Acknowledgement, AckOutcome, WantedMessages
 from ...protocol.values.groups import Assigned
 from ...protocol.values.stretches import Stretch
 from ..fetch.fetch_result import Message
-from ..fetch.plan import Bounds
-from ..offsets import ConsumedMessages, Spans, TopicPartition
-from .ack_sender import LONGEST_WAIT_MS, AckSender
-from .ack_tracker import AckTracker
+from ..offsets import ConsumedMessages, ConsumedOffsets, Spans, TopicPartition
+from .ack_sender import LONGEST_WAIT_MS, AckSender, invalid_error, raise_chain
+from .ack_tracker import AckTracker, DeliverySpan
 from .batch import ConsumerBatch
 from .member import Member, OwnedPartitions
 from .membership_view import MembershipView, OwnedPartition
 from .poll_loop import ConsumerParts, Moves, RangeFetcher
 from .position_reader import find_held_back
-from .queue_batch import QueueBatch
+from .queue_batch import Messages, QueueBatch, spans_of_messages
 from .queue_poll import DeliveryPlanner
 
 log = logging.getLogger("lakemq.consumer")
@@ -38,24 +37,10 @@ class UnseenDeliveries:
     partition moves, when another poll shows one of the messages, or when the member gives a message back.
     """
 
-    def __init__(
-        self,
-        batch: QueueBatch,
-        trackers: Callable[[], Mapping[TopicPartition, AckTracker]],
-        paused_by_user: Callable[[], Container[TopicPartition]],
-        given_back_count: Callable[[], int],
-    ) -> None:
-        """Hide the messages from the trackers.
-
-        Args:
-            batch: the messages of the poll.
-            trackers: returns the consumer's trackers now.
-            paused_by_user: returns the partitions that the user has paused, as of now.
-            given_back_count: grows when the member gives messages back.
-        """
-        self._trackers, self._paused_by_user, self._given_back_count = trackers, paused_by_user, given_back_count
-        self._given_back_before = given_back_count()
-        self._trackers_at_poll = {tp: trackers()[tp] for tp in batch.shown}
+    def __init__(self, batch: QueueBatch, holder: QueuePartitions) -> None:
+        """Hide the messages of this poll from the trackers. holder: of the consumer."""
+        self._holder, self._given_back_before = holder, holder.given_back_count
+        self._trackers_at_poll = {tp: holder.trackers[tp] for tp in batch.shown}
         try:
             self.messages = list(batch)
         except BaseException:  # the store failed, or an interrupt came: the loop gets none of the messages
@@ -73,10 +58,10 @@ class UnseenDeliveries:
 
     def show(self, message: Message) -> bool:
         tp, stretch = (message.topic, message.partition), self._stretch_of(message)
-        tracker = self._trackers().get(tp)
-        if tracker is None or tracker is not self._trackers_at_poll[tp] or tp in self._paused_by_user():
+        tracker = self._holder.trackers.get(tp)
+        if tracker is None or tracker is not self._trackers_at_poll[tp] or tp in self._holder.paused_by_user:
             return False
-        if self._given_back_count() != self._given_back_before or not tracker.find_unshown([stretch]):
+        if self._holder.given_back_count != self._given_back_before or not tracker.find_unshown([stretch]):
             return False
         tracker.show([stretch], Spans([stretch.span]), Spans())
         return True
@@ -96,7 +81,9 @@ ANSWER_MS = 1_000
 
 
 class QueuePartitions:
-    """Keeps an `AckTracker` for each partition of a member. The consumer holds its lock for every call.
+    """Keeps an `AckTracker` for each partition of a member, and records outcomes of messages there.
+
+    The consumer holds its lock for every call.
 
     Unlike `PositionHolder`, it does not release revoked partitions: the group moves a partition when all its messages
     have an outcome. So it also takes a partition that is revoked already, because its messages need an outcome.
@@ -111,9 +98,11 @@ class QueuePartitions:
         fetcher: RangeFetcher,
     ) -> None:
         """Share the parts of one consumer. This changes `trackers`, which the other parts read."""
-        self._member, self._trackers, self._ack_sender = member, trackers, ack_sender
+        self._member, self.trackers, self._ack_sender = member, trackers, ack_sender
         self._planner, self._fetcher = planner, fetcher
         self.paused_by_user: set[TopicPartition] = set()
+        self.given_back_count = 0
+        """How often the user has given messages back."""
 
     def read_owned(self, newest: bool = True) -> dict[TopicPartition, OwnedPartition]:
         """Return the partitions that have a tracker and that the member still has.
@@ -127,20 +116,101 @@ class QueuePartitions:
         self._planner.note_view(view)
         if view.queue_settings is not None:
             self._fetcher.isolation = view.queue_settings.isolation
-        trackers = self._trackers
+        trackers = self.trackers
         return {p: owned for p, owned in view.owned.items() if p in trackers and trackers[p].epoch == owned.epoch}
 
-    def read_bounds(self) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of these partitions."""
-        return {tp: partition.bounds for tp, partition in self.read_owned().items()}
+    # -- the outcomes of messages ---------------------------------------------------------------------------
+
+    def record(self, outcome: AckOutcome, messages: Messages, delay_ms: int | None = None, error: str = "") -> None:
+        """Record the outcome of messages, and send it without waiting.
+
+        Args:
+            outcome: accept, release or reject.
+            messages: a message, a batch or messages. Messages of a batch that have an outcome already are left out.
+            delay_ms: how long released messages wait; None: as the group's settings say.
+            error: text for the dead letter.
+
+        Raises:
+            FencedMemberEpoch: some partitions belong to other members by now.
+            InvalidRecordState: the member does not have some of the messages. The outcome of the others is recorded.
+            InvalidRequest: these are not messages of a queue group.
+        """
+        spans, batch = spans_of_messages(messages), messages if isinstance(messages, ConsumerBatch) else None
+        trackers, errors = self._find_trackers(spans, batch.offsets if batch else None)
+        self.given_back_count += outcome is AckOutcome.RELEASE
+        self._ack_sender.collect_single_acks()
+        for tp, tracker in trackers.items():
+            to_record = spans[tp] if batch is None else tracker.find_open(spans[tp])
+            if refused_spans := tracker.record(outcome, to_record, delay_ms, error):
+                errors.append(invalid_error(tracker.name, refused_spans))
+        self._ack_sender.send()
+        raise_chain(errors)
+
+    def accept_through(self, ends: Mapping[TopicPartition, int], read: ConsumedOffsets | None) -> None:
+        """Accept all open messages before these offsets, and send that without waiting.
+
+        Args:
+            ends: (topic, partition) -> end offset (exclusive).
+            read: the offsets of the batch, if the user named one.
+
+        Raises:
+            FencedMemberEpoch: some partitions belong to other members by now. The others are recorded.
+        """
+        trackers, errors = self._find_trackers(ends, read)
+        self._ack_sender.collect_single_acks()
+        for tp, tracker in trackers.items():
+            end = ends[tp]
+            spans = [(first, min(until, end), None) for first, until in tracker.list_open_spans() if first < end]
+            tracker.record(AckOutcome.ACCEPT, spans)
+        self._ack_sender.send()
+        raise_chain(errors)
+
+    def release_open(
+        self, spans: Mapping[TopicPartition, Iterable[DeliverySpan]], owned: Mapping[TopicPartition, OwnedPartition]
+    ) -> None:
+        """Give back the open messages of these spans. owned: partitions that the member has."""
+        self.given_back_count += 1
+        for tp, partition_spans in spans.items():
+            if (deliveries := owned[tp].deliveries) is not None:
+                tracker = self.trackers[tp]
+                tracker.follow(deliveries)  # an aborted transaction has given its messages back already
+                tracker.record(AckOutcome.RELEASE, tracker.find_open(partition_spans))
+        self._ack_sender.send()
+
+    def _find_trackers(
+        self, topic_partitions: Iterable[TopicPartition], read: ConsumedOffsets | None = None
+    ) -> tuple[dict[TopicPartition, AckTracker], list[LakeMQError]]:
+        """Return the trackers of these partitions, and an error that names partitions of other members.
+
+        Args:
+            topic_partitions: partitions that the user names.
+            read: offsets of a batch. A partition counts only under the assignment under which the batch was read.
+        """
+        epochs = read.epochs if read is not None else {}
+        trackers = {
+            tp: tracker
+            for tp in topic_partitions
+            if (tracker := self.trackers.get(tp)) is not None and epochs.get(tp, tracker.epoch) == tracker.epoch
+        }
+        if any(tracker.is_refused for tracker in trackers.values()):
+            for tp, partition in self.read_owned().items():
+                if partition.deliveries is not None:
+                    self.trackers[tp].follow(partition.deliveries)
+        lost = [tp for tp in topic_partitions if tp not in trackers]
+        return trackers, [self.build_fenced_error(lost)] if lost else []
+
+    def build_fenced_error(self, topic_partitions: Sequence[TopicPartition]) -> FencedMemberEpoch:
+        """Return the error that names these partitions, which belong to other members or whose topic was deleted."""
+        topics = sorted({topic for topic, _ in topic_partitions})
+        reasons = self._member.membership.describe_missing_topics(topics)
+        found = [f"{topic}-{partition}" for topic, partition in sorted(topic_partitions)]
+        return FencedMemberEpoch(" ".join(reasons), found=found)
 
     # -- what the group decides ---------------------------------------------------------------------------
 
     def join(self) -> None:
         """Join the group. A member that was lost takes back the partitions that no other member has yet."""
-        reclaimed = [
-            Assigned(tracker.topic_id, tracker.partition, tracker.epoch) for tracker in self._trackers.values()
-        ]
+        reclaimed = [Assigned(tracker.topic_id, tracker.partition, tracker.epoch) for tracker in self.trackers.values()]
         self._member.membership.join(reclaimed)
         self._ack_sender.note_rejoin()
 
@@ -159,7 +229,7 @@ class QueuePartitions:
         """
         self.paused_by_user.discard(tp)
         self._planner.forget(tp)
-        tracker = self._trackers.pop(tp, None)
+        tracker = self.trackers.pop(tp, None)
         if tracker is None:
             return False
         if not tracker.is_sent:
@@ -171,10 +241,10 @@ class QueuePartitions:
         revoked = [
             tp
             for tp in sorted(owned)
-            if owned[tp].is_paused and tp in self._trackers and not self._trackers[tp].is_paused
+            if owned[tp].is_paused and tp in self.trackers and not self.trackers[tp].is_paused
         ]
         for tp in revoked:
-            self._trackers[tp].is_paused = True
+            self.trackers[tp].is_paused = True
         return revoked
 
     def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
@@ -185,7 +255,7 @@ class QueuePartitions:
 
     def take(self, new: OwnedPartitions) -> None:
         for (topic, number), partition in new.items():
-            self._trackers[topic, number] = AckTracker(
+            self.trackers[topic, number] = AckTracker(
                 f"{topic}-{number}", partition.bounds.topic_id, number, partition.epoch
             )
 
@@ -199,7 +269,7 @@ class QueuePartitions:
         owned = self.read_owned()
         unseen = [
             tracker.build_acknowledgement(AckOutcome.UNSEEN, stretch, [stretch.span])
-            for tp, tracker in self._trackers.items()
+            for tp, tracker in self.trackers.items()
             if tp in owned and (deliveries := owned[tp].deliveries) is not None
             for stretch in tracker.find_unshown(deliveries.list_acquired_stretches())
         ]
@@ -209,8 +279,8 @@ class QueuePartitions:
         has_answers = not wait(self._ack_sender.list_open_requests(), ANSWER_MS / 1000).not_done
         with suppress(LakeMQError):
             self._ack_sender.collect_answers()
-        dropped = list(self._trackers.values())
-        self._trackers.clear()  # from now on `ack` in another thread is refused
+        dropped = list(self.trackers.values())
+        self.trackers.clear()  # from now on `ack` in another thread is refused
         self.paused_by_user.clear()
         refusals = self._ack_sender.refusals
         if not all(tracker.is_sent for tracker in dropped):
@@ -234,15 +304,12 @@ class QueueReader:
         parts: ConsumerParts,
         member: Member,
         holder: QueuePartitions,
-        trackers: Mapping[TopicPartition, AckTracker],
         ack_sender: AckSender,
         planner: DeliveryPlanner,
-        given_back_count: Callable[[], int],
     ) -> None:
-        """Share the parts of one consumer. given_back_count: returns how often the user has given messages back."""
+        """Share the parts of one consumer."""
         self._parts, self._member, self._holder = parts, member, holder
-        self._trackers, self._ack_sender, self._planner = trackers, ack_sender, planner
-        self._given_back_count = given_back_count
+        self._trackers, self._ack_sender, self._planner = holder.trackers, ack_sender, planner
         self.paused_by_user = holder.paused_by_user
         self.accepts_previous = False
         self._view: MembershipView | None = None
@@ -321,7 +388,7 @@ class QueueReader:
                 tracker.hide(stretches)
 
     def mark_unseen(self, batch: QueueBatch) -> UnseenDeliveries:
-        return UnseenDeliveries(batch, lambda: self._trackers, lambda: self.paused_by_user, self._given_back_count)
+        return UnseenDeliveries(batch, self._holder)
 
     def explain_empty(self, batch: ConsumerBatch) -> None:
         """Note why the batch is empty. Raises IllegalState: the user has as many messages as it may have."""
