@@ -62,20 +62,13 @@ class Observer(ProcessBound):
             inside a look: it may move the state on.
     """
 
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        make_groups: Callable[[ReadState], Groups],
-        make_transactions: Callable[[ReadState], Transactions],
-        make_delayed: Callable[[ReadState], DelayedMessages],
-        dead_letters: DeadLetters,
-    ) -> None:
-        """fetcher: of the whole state. dead_letters: read with it."""
+    def __init__(self, fetcher: Fetcher, tools: OperatorTools, dead_letters: DeadLetters) -> None:
+        """fetcher: of the whole state. tools: of the connection. dead_letters: read with the fetcher."""
         self._fetcher = fetcher
         self._state = State()
-        self._groups = make_groups(self._read_state)
-        self._transactions = make_transactions(self._read_state)
-        self._delayed = make_delayed(self._read_state)
+        self._groups = tools.make_groups(lambda: self._state)
+        self._transactions = tools.make_transactions(lambda: self._state)
+        self._delayed = tools.make_delayed(lambda: self._state)
         self.dead_letters = dead_letters
 
     @contextmanager
@@ -100,9 +93,6 @@ class Observer(ProcessBound):
     def snapshot(self) -> State:
         """Return topics and partitions as of the newest step. Later steps do not change them. Raises as `look`."""
         return self.query(State.snapshot)
-
-    def _read_state(self) -> State:
-        return self._state
 
 
 # The tools of operators on a connection: groups, transactions and delayed messages.
@@ -205,13 +195,7 @@ class OperatorTools:
             self._check_open()
             return fetcher
 
-        return Observer(
-            fetcher,
-            self.make_groups,
-            self.make_transactions,
-            self.make_delayed,
-            self.make_dead_letters(open_fetcher),
-        )
+        return Observer(fetcher, self, self.make_dead_letters(open_fetcher))
 
     def _look(self, read: Callable[[State], T]) -> T:
         self._check_open()
