@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import CHECKOUT, PACKAGE_FOLDERS, copy_folder
+
+from lakemq.engine.protocol.machine import DECIDE
+from lakemq.engine.protocol.values.base import Request
 
 PATCH = Path(__file__).with_name("pause_topic.patch")
 
@@ -40,6 +44,13 @@ def list_patched() -> set[str]:
 def test_the_example_of_the_page_changes_three_files_of_the_core_and_what_has_its_effect() -> None:
     core = {path for path in list_patched() if not path.startswith("tests/")}
     assert core == SUBJECT | EFFECT | COLUMN
+
+
+def test_each_request_names_the_module_of_its_rule() -> None:
+    rules = {kind: rule.__module__.rpartition(".")[2] for kind, rule in DECIDE.items() if issubclass(kind, Request)}
+    first_lines = {kind: inspect.getsource(kind).splitlines()[0] for kind in rules}
+    assert [kind for kind, rule in rules.items() if f"Decided by `rules/{rule}.py`" not in first_lines[kind]] == []
+    assert len(rules) > 20
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ class DyingFound(msgspec.Struct, frozen=True):
 # -- requests -------------------------------------------------------------------------------------------
 
 
-class SettleDeadLetters(Request, frozen=True, tag="settle_dead_letters"):
+class SettleDeadLetters(Request, frozen=True, tag="settle_dead_letters"):  # Decided by `rules/dead_letters.py`.
     """Redrive dead letters to their topics, or (purge) mark them as finished.
 
     ranges: partition -> first offset and count, sorted and disjoint. topic_id: the topic in which they were chosen,

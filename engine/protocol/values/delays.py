@@ -208,7 +208,7 @@ class CancelOutcome(str, Enum):
     """It waits as before, because other rows of the same request cannot be rescheduled."""
 
 
-class CancelDelays(Request, frozen=True, tag="cancel_delays"):
+class CancelDelays(Request, frozen=True, tag="cancel_delays"):  # Decided by `rules/delays.py`.
     """Cancel rows. The columns give the range of each row and its index in the range."""
 
     topic_id: list[Number]
@@ -218,7 +218,7 @@ class CancelDelays(Request, frozen=True, tag="cancel_delays"):
     reschedules: list[Count] = []
 
 
-class RescheduleDelays(Request, frozen=True, tag="reschedule_delays"):
+class RescheduleDelays(Request, frozen=True, tag="reschedule_delays"):  # Decided by `rules/delays.py`.
     """Give rows of one message other due times, all of them or none. due_ms: one per row."""
 
     topic_id: list[Number]

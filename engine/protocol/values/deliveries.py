@@ -54,7 +54,7 @@ class WantedMessages(Assigned, frozen=True, array_like=True):
     count: Count
 
 
-class Acquire(Request, frozen=True, tag="acquire"):
+class Acquire(Request, frozen=True, tag="acquire"):  # Decided by `rules/deliveries.py`.
     """Ask for messages for a member. Messages that were given back come before new ones."""
 
     group: str
@@ -77,7 +77,7 @@ class Acknowledgement(Assigned, frozen=True, array_like=True):
     error: Annotated[str, msgspec.Meta(max_length=MAX_ERROR_LENGTH)] = ""
 
 
-class Acknowledge(Request, frozen=True, tag="acknowledge"):
+class Acknowledge(Request, frozen=True, tag="acknowledge"):  # Decided by `rules/deliveries.py`.
     """Settle messages that a member has. Inside a transaction they can only be accepted, and are so when it commits."""
 
     group: str

@@ -29,7 +29,7 @@ class Assigned(InPartition, frozen=True, array_like=True):
     epoch: Number
 
 
-class JoinGroup(Request, frozen=True, tag="join_group"):
+class JoinGroup(Request, frozen=True, tag="join_group"):  # Decided by `rules/joining.py`.
     """Become a member, or change what a member wants.
 
     member_id: made by the client, a new one for each consumer. instance_id: the id of a static member; a new process
@@ -62,7 +62,7 @@ class JoinGroup(Request, frozen=True, tag="join_group"):
     process: str = ""
 
 
-class LeaveGroup(Request, frozen=True, tag="leave_group"):
+class LeaveGroup(Request, frozen=True, tag="leave_group"):  # Decided by `rules/groups.py`.
     """Remove members, by id or by instance id. Others get their partitions at once."""
 
     group: str
@@ -70,7 +70,7 @@ class LeaveGroup(Request, frozen=True, tag="leave_group"):
     instances: list[str] = []
 
 
-class ReleasePartitions(Request, frozen=True, tag="release_partitions"):
+class ReleasePartitions(Request, frozen=True, tag="release_partitions"):  # Decided by `rules/groups.py`.
     """Say, as their owner, that these partitions can go to their next owners."""
 
     group: str
@@ -78,7 +78,7 @@ class ReleasePartitions(Request, frozen=True, tag="release_partitions"):
     partitions: list[Assigned]
 
 
-class ConfigureGroup(Request, frozen=True, tag="configure_group"):
+class ConfigureGroup(Request, frozen=True, tag="configure_group"):  # Decided by `rules/groups.py`.
     """Set settings of a group; null resets one. create: the group must not exist yet, else it must exist."""
 
     group: str
@@ -86,7 +86,7 @@ class ConfigureGroup(Request, frozen=True, tag="configure_group"):
     create: bool = False
 
 
-class DeleteGroup(Request, frozen=True, tag="delete_group"):
+class DeleteGroup(Request, frozen=True, tag="delete_group"):  # Decided by `rules/group_operations.py`.
     """Forget a group that has no members, with its settings, partitions and offsets."""
 
     group: str

@@ -81,7 +81,7 @@ class ApplicationVersion(msgspec.Struct, frozen=True):
     follows: int | None = None
 
 
-class Produce(Request, frozen=True, tag="produce"):
+class Produce(Request, frozen=True, tag="produce"):  # Decided by `rules/log.py`.
     """Publish rows of files or, without files, rows that travel in the letter from its row `first_row` on.
 
     has_ttl: some rows have a time to live of their own.

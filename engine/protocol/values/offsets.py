@@ -29,7 +29,7 @@ class OffsetCommit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     epoch: Number | None = None
 
 
-class CommitOffsets(Request, frozen=True, tag="commit_offsets"):
+class CommitOffsets(Request, frozen=True, tag="commit_offsets"):  # Decided by `rules/offsets.py`.
     """Commit offsets, at once or, inside a transaction, when it commits.
 
     member_id: the member that asks; None: a process that is not a member, which is legal while the group has no
@@ -43,7 +43,7 @@ class CommitOffsets(Request, frozen=True, tag="commit_offsets"):
     generation: Number | None = None
 
 
-class FetchOffsets(Request, frozen=True, tag="fetch_offsets"):
+class FetchOffsets(Request, frozen=True, tag="fetch_offsets"):  # Decided by `rules/offsets.py`.
     """Ask for committed offsets of these (topic, partition) pairs, or of all.
 
     require_stable: refuse while an open transaction has offsets for one of them.
@@ -54,7 +54,7 @@ class FetchOffsets(Request, frozen=True, tag="fetch_offsets"):
     require_stable: bool = True
 
 
-class DeleteOffsets(Request, frozen=True, tag="delete_offsets"):
+class DeleteOffsets(Request, frozen=True, tag="delete_offsets"):  # Decided by `rules/group_operations.py`.
     """Forget committed offsets. partitions: topic and partition; None: all partitions of the topic."""
 
     group: str
@@ -74,7 +74,7 @@ class ResetPartition(msgspec.Struct, frozen=True, array_like=True):
     topic_id: Number | None = None
 
 
-class ResetOffsets(Request, frozen=True, tag="reset_offsets"):
+class ResetOffsets(Request, frozen=True, tag="reset_offsets"):  # Decided by `rules/group_operations.py`.
     """Move the offsets of a group without members, within what the log holds.
 
     to: the log start, the last stable offset, `offset`, or `offset` further (or back). partitions: None for everything

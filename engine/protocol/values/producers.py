@@ -9,7 +9,7 @@ import msgspec
 from .base import MAX_SEQUENCE, Count, Epoch, Number, Record, Request, Result, Sequence, UnitPartition
 
 
-class InitProducer(Request, frozen=True, tag="init_producer"):
+class InitProducer(Request, frozen=True, tag="init_producer"):  # Decided by `rules/transactions.py`.
     """Ask for a producer id. With a transactional id, the producer that had it before is fenced.
 
     timeout_ms: transaction.timeout.ms, how long a transaction may stay open.

@@ -53,14 +53,14 @@ LOG_TRANSITIONS = Transitions(
 )
 
 
-class CreateTopic(Request, frozen=True, tag="create_topic"):
+class CreateTopic(Request, frozen=True, tag="create_topic"):  # Decided by `rules/topics.py`.
     topic: str
     partitions: int
     config: dict[str, Any] = {}
     subscriptions: list[str] = []
 
 
-class AlterTopic(Request, frozen=True, tag="alter_topic"):
+class AlterTopic(Request, frozen=True, tag="alter_topic"):  # Decided by `rules/topics.py`.
     """Change a topic. `config` sets keys, null resets one; `partitions` and `subscriptions` replace the present ones.
 
     force: allow fewer partitions. checked_schema: version of the topic's schema against which the client has checked
@@ -75,11 +75,11 @@ class AlterTopic(Request, frozen=True, tag="alter_topic"):
     checked_schema: int | None = None
 
 
-class DeleteTopic(Request, frozen=True, tag="delete_topic"):
+class DeleteTopic(Request, frozen=True, tag="delete_topic"):  # Decided by `rules/topics.py`.
     topic: str
 
 
-class DeleteRecords(Request, frozen=True, tag="delete_records"):
+class DeleteRecords(Request, frozen=True, tag="delete_records"):  # Decided by `rules/topics.py`.
     """Delete records. before: partition -> the first offset to keep; -1 stands for the high watermark."""
 
     topic: str

@@ -14,7 +14,7 @@ from .offsets import OffsetCommit
 from .producers import TransactionRef
 
 
-class EndTransaction(Request, frozen=True, tag="end_transaction"):
+class EndTransaction(Request, frozen=True, tag="end_transaction"):  # Decided by `rules/transactions.py`.
     """Commit or abort a transaction.
 
     part_count: the number of publishes, and of groups with offsets, that the producer has sent in it; so a lost part is
@@ -28,7 +28,7 @@ class EndTransaction(Request, frozen=True, tag="end_transaction"):
     batch_id: Number | None = None
 
 
-class AbortTransaction(Request, frozen=True, tag="abort_transaction"):
+class AbortTransaction(Request, frozen=True, tag="abort_transaction"):  # Decided by `rules/transactions.py`.
     """Abort a transaction for an operator. Its producer is fenced."""
 
     transactional_id: str
