@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from lakemq.tables.specs.journal import WatermarkRow
 
-from .rows import clients, delays, groups, log, topics, transactions
-from .rows.clients import Project, Restore, create_state
+from .rows import Project, Restore, clients, delays, groups, log, topics, transactions
+from .rows.clients import create_state
 from .values.journal import Step, batch_steps
 from .values.state import State
 

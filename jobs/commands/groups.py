@@ -301,11 +301,7 @@ def lag(ctx: typer.Context, group: Name) -> None:
     session = get_session(ctx)
     with session.connect() as mq, mq.observer().look() as observation:
         _warn_of_silence(mq, observation)
-        owners = _read_owners(observation, group)
-        rows = [
-            {**to_record(lag), "owner": owners.get((lag.topic, lag.partition))} for lag in observation.groups.lag(group)
-        ]
-        show(rows, session.output, _GROUP_COLUMNS)
+        show(map(to_record, observation.groups.lag(group)), session.output, _GROUP_COLUMNS)
 
 
 def _warn_of_silence(mq: Connection, observation: Observation) -> None:
@@ -314,13 +310,6 @@ def _warn_of_silence(mq: Connection, observation: Observation) -> None:
 
     if silence := describe_silence(read_leadership(mq.namespace.files, observation.state)):
         note(silence)
-
-
-def _read_owners(observation: Observation, group: str) -> dict[tuple[str, int], str | None]:
-    """Return (topic, partition) -> its owner; empty for a group that only has committed offsets."""
-    if group not in observation.state.groups:
-        return {}
-    return {(row.topic, row.partition): row.owner for row in observation.groups.assignments(group)}
 
 
 def _assignments_at(mq: Connection, group: str, at: str) -> list[dict[str, Any]]:

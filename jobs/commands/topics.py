@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -242,14 +241,12 @@ def _size(topic: TopicDescription) -> str:
 
 def _name_readers(mq: Connection, topic: str) -> str:
     """Return the groups that read a topic, with their members and what they have not read, as part of a question."""
-    from lakemq.errors import GroupIdNotFound
-
     readers = []
-    for group in mq.groups.list():
-        with suppress(GroupIdNotFound):  # it was deleted since
-            unread_counts = [part.lag for part in mq.groups.lag(group) if part.topic == topic]
+    with mq.observer().look() as observation:
+        for info in observation.groups.all(rates=False):
+            unread_counts = [part.lag for part in observation.groups.lag(info.group) if part.topic == topic]
             if unread_counts:
-                readers.append((len(mq.groups.members(group)), sum(unread_counts), group))
+                readers.append((info.members, sum(unread_counts), info.group))
     readers.sort(reverse=True)
     named = [
         f"{group} ({members} member{'' if members == 1 else 's'}, {unread:,} unread)"

@@ -410,7 +410,7 @@ def check_losses(mq: Connection, observer: Observer) -> Finding:
     """
     with observer.look() as observation:
         state = observation.state
-        lags = [lag for info in observation.groups.all() for lag in observation.groups.lag(info.group) if lag.deleted]
+        lags = [lag for name in observation.groups.list() for lag in observation.groups.lag(name) if lag.deleted]
     lost: dict[tuple[str, str], int] = {}
     for lag in lags:
         if lag.lag and lag.next_offset == state.topic(lag.topic).log_starts[lag.partition]:

@@ -107,6 +107,7 @@ class PartitionLag:
         expired: messages that expired before any member of a queue group had them.
         pending: transactional id of the open transaction that holds offsets for the partition.
         unacknowledged: messages that the owner of the partition, in a queue group, has and has not acknowledged.
+        owner: the member that has the partition.
     """
 
     group: str
@@ -124,6 +125,7 @@ class PartitionLag:
     metadata: str | None
     pending: str | None
     unacknowledged: int = 0
+    owner: str | None = None
 
 
 def list_partition_lags(state: State, group: str) -> list[PartitionLag]:
@@ -156,6 +158,7 @@ def _describe_lag(state: State, name: str, tp: TopicIdPartition, pending: str | 
         metadata=committed.metadata if committed else None,
         pending=pending,
         unacknowledged=progress.deliveries.held_count if progress.deliveries else 0,
+        owner=progress.owner,
     )
 
 

@@ -1,9 +1,6 @@
-"""The tables `clients`, `producers` and `watermarks`; and the types of what each module of rows lists."""
+"""The tables `clients`, `producers` and `watermarks`."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
@@ -12,12 +9,12 @@ from lakemq.tables.specs.journal import WATERMARKS, WatermarkRow
 from lakemq.tables.specs.transactions import CLIENTS, PRODUCERS, ClientRow, ProducerRow
 
 from ..codec.letter import decode_results
-from ..values.base import Record
 from ..values.clients import Client
-from ..values.journal import Step, StepBatch, batch_steps
+from ..values.journal import StepBatch
 from ..values.producers import ProducerState, UnitAppended
 from ..values.state import State
 from ..values.waiting import Delays
+from . import Project, Restore, map_change_times
 
 # The table `watermarks`: the leader, and the next numbers.
 
@@ -53,38 +50,6 @@ def create_state(watermark: WatermarkRow) -> State:
         routing_step=watermark.routing_step,
         delays=Delays(watermark.delay_pointer_ms),
     )
-
-
-# Types for modules that turn steps into rows of tables.
-
-
-K = TypeVar("K", bound=Any)
-R = TypeVar("R", bound=Record)
-
-Project = Mapping[str, Callable[[State, StepBatch], pa.Table]]
-"""Table -> function that returns the rows that steps add. Its state is the fold up to the last step."""
-
-Restore = Mapping[str, Callable[[State, pa.Table], None]]
-"""Table -> function that restores state from its rows, the newest of each key that still exists."""
-
-
-def list_changed(changes: Mapping[K, int], steps: StepBatch) -> list[K]:
-    """Return the keys that these steps have changed, sorted. changes: a field of `Changes`."""
-    if not steps:
-        return []
-    first = steps[0].step
-    return sorted(key for key, step in changes.items() if step >= first)
-
-
-def map_change_times(changes: Mapping[K, int], steps: StepBatch) -> dict[K, int]:
-    """Return the keys that these steps have changed, sorted, with the time of the last change."""
-    times_ms = {step.step: step.decided_at_ms for step in steps}
-    return {key: times_ms[changes[key]] for key in list_changed(changes, steps)}
-
-
-def find_records(steps: Sequence[Step], kind: type[R]) -> list[tuple[Step, R]]:
-    """Return the records of this kind, in order, each with its step."""
-    return [(step, cast(R, entry.record)) for step, _, entry in batch_steps(steps).find_entries(kind)]
 
 
 # The table `clients`.

@@ -35,7 +35,7 @@ from ..values.journal import Step, StepBatch, batch_steps
 from ..values.packed import COLUMNS, NULL, RESTORED_RANGES, Block, Numbers, reorder_columns, sort_by_publishing
 from ..values.state import State
 from ..values.waiting import CountedBlock
-from .clients import Project, Restore
+from . import Project, Restore
 
 
 @dataclass(frozen=True)

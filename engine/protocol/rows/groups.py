@@ -27,7 +27,7 @@ from ..values.journal import PlacedEntry, Step, StepBatch
 from ..values.offsets import CommittedOffset
 from ..values.state import State
 from ..values.stretches import DeathReason, DeliveryStatus, Stretch
-from .clients import Project, Restore, list_changed, map_change_times
+from . import Project, Restore, list_changed, map_change_times
 
 _configs = msgspec.json.Decoder(dict[str, Any])
 

@@ -19,7 +19,7 @@ from ..values.journal import Step, StepBatch, batch_steps
 from ..values.log import Application, DataFile, FilesAdded, FinalRange, RangesFinalized, RowsJournaled, RowsRejected
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
-from .clients import Project, Restore, find_records, list_changed
+from . import Project, Restore, find_records, list_changed
 
 
 def find_added_files(steps: Sequence[Step]) -> list[DataFile]:

@@ -20,8 +20,7 @@ from ..values.journal import StepBatch
 from ..values.state import Changes, DeletedTopic, State
 from ..values.stretches import DeliveryStatus, Stretch
 from ..values.topics import MAX_PARTITIONS, Topic
-from . import groups
-from .clients import Project, Restore, list_changed
+from . import Project, Restore, groups, list_changed
 
 _configs = msgspec.json.Decoder(dict[str, Any])
 

@@ -32,7 +32,7 @@ from ..values.transactions import (
     TransactionMoved,
     TransactionStatus,
 )
-from .clients import Project, Restore, find_records, map_change_times
+from . import Project, Restore, find_records, map_change_times
 
 
 def _project_ids(state: State, steps: StepBatch) -> pa.Table:
