@@ -23,7 +23,7 @@ from stateful.core import Core
 from stateful.model.namespace import TopicIdPartition
 from stateful.runs import runs
 
-from lakemq.engine.protocol.rules import clients
+from lakemq.engine.protocol.rules import transactions
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.log import Produce, Published
 from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit
@@ -69,7 +69,7 @@ class TransactionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         # epochs run out soon, so that producer ids change often
-        self.few_epochs = mock.patch.object(clients, "MAX_EPOCH", LAST_EPOCH + 1)
+        self.few_epochs = mock.patch.object(transactions, "MAX_EPOCH", LAST_EPOCH + 1)
         self.few_epochs.start()
         self.world = Core(TOPICS, LAST_EPOCH)
         self.model = self.world.model

@@ -1,8 +1,6 @@
-"""Transactions: transactional ids, the parts of a transaction, and when ids expire.
+"""Transactions: who has a transactional id, the parts of a transaction, and when ids expire.
 
 They follow KIP-98, and KIP-890: the producer epoch grows with each transaction.
-
-`clients` decides who owns an id and how it changes hands.
 """
 
 from __future__ import annotations
@@ -14,21 +12,23 @@ import msgspec
 
 from ..errors import (
     InvalidProducerEpoch,
+    InvalidProducerIdMapping,
     InvalidRequest,
     InvalidTransactionTimeout,
     InvalidTxnState,
     LakeMQError,
+    ProducerFenced,
     TransactionAbortable,
     TransactionalIdNotFound,
 )
 from ..names import MAX_LENGTH, shorten
-from ..values.base import Done
+from ..values.base import MAX_EPOCH, Done
 from ..values.decision import Decision, DecisionInputs
 from ..values.deliveries import Acknowledge
 from ..values.journal import JournalEntry
 from ..values.log import Produce
 from ..values.offsets import CommitOffsets, OffsetsCommitted
-from ..values.producers import InitProducer, ProducerDone, TransactionRef
+from ..values.producers import InitProducer, ProducerDone, ProducerState, TransactionRef
 from ..values.segments import Segments, build_marker_segments
 from ..values.state import State
 from ..values.transactions import (
@@ -45,19 +45,78 @@ from ..values.transactions import (
     TransactionStatus,
 )
 from . import clients
-from .clients import (
-    fenced_error,
-    find_transaction,
-    is_current,
-    is_last_transaction,
-    next_identity,
-    other_producer_error,
-    raise_if_timed_out,
-    set_next_producer,
-)
 from .delays import decide_delays_of_transaction
 from .redelivery import settle_pending
 from .timers import Folds, Rules, Time, Timer, Timers
+
+# Identities of transactions: the pair (producer_id, producer_epoch) names one transaction and is never used again.
+#
+# So a request that arrives late, after its transaction has ended, is recognized and refused.
+
+
+def next_identity(state: State, producer_id: int, epoch: int) -> tuple[int, int]:
+    """Return the producer id and epoch of the next transaction.
+
+    When the epochs of an id are used up, a new id follows. The last epoch is never given out: it only fences.
+    """
+    return (producer_id, epoch + 1) if epoch + 1 < MAX_EPOCH else (state.next_producer_id, 0)
+
+
+def set_next_producer(state: State, record: TransactionMoved) -> None:
+    """Set the producer of a transactional id to the epoch of the record, with sequence numbers from 0.
+
+    If the record replaces a producer id that has no epochs left, that id stays fenced.
+    """
+    if record.used_up is not None:
+        state.set_producer(record.used_up, ProducerState(MAX_EPOCH, state.now_ms))
+    producer = ProducerState(record.producer_epoch, state.now_ms, record.transactional_id)
+    state.set_producer(record.producer_id, producer)
+    state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
+
+
+def find_transaction(state: State, ref: TransactionRef) -> Transaction:
+    transaction = state.transactions.get(ref.transactional_id)
+    if transaction is None:
+        raise InvalidProducerIdMapping(
+            f"The transactional id {shorten(ref.transactional_id)} does not exist, or has expired.",
+            found=ref.producer_id,
+        )
+    return transaction
+
+
+def is_current(transaction: Transaction, ref: TransactionRef) -> bool:
+    return (ref.producer_id, ref.producer_epoch) == (transaction.producer_id, transaction.producer_epoch)
+
+
+def is_last_transaction(transaction: Transaction, ref: TransactionRef) -> bool:
+    """Return whether this is the transaction that ended last."""
+    ended = transaction.ended
+    return ended is not None and (ref.producer_id, ref.producer_epoch) == (ended.producer_id, ended.producer_epoch)
+
+
+def raise_if_timed_out(transaction: Transaction, ref: TransactionRef) -> None:
+    ended = transaction.ended
+    if ended is not None and ended.reason is EndReason.TIMEOUT and is_last_transaction(transaction, ref):
+        raise TransactionAbortable(
+            f"The transaction was open for longer than its timeout of {transaction.timeout_ms} ms and was aborted."
+        )
+
+
+def other_producer_error(transaction: Transaction, ref: TransactionRef) -> InvalidProducerIdMapping:
+    return InvalidProducerIdMapping(
+        f"Another producer has the transactional id {shorten(ref.transactional_id)}.",
+        found=ref.producer_id,
+        expected=f"producer {transaction.producer_id}",
+    )
+
+
+def fenced_error(transaction: Transaction, ref: TransactionRef) -> ProducerFenced:
+    return ProducerFenced(
+        f"The producer of {shorten(ref.transactional_id)} is fenced, or the transaction is over.",
+        found=f"epoch {ref.producer_epoch}",
+        expected=f"epoch {transaction.producer_epoch}",
+    )
+
 
 # The end of a transaction: by its producer, by an operator, by a timeout, or by a new producer with the same id.
 #
