@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from lakemq.engine.client.sequencers import Leadership, find_store_now_ms, read_
 from lakemq.engine.client.topics import TopicDescription, parse_settings
 from lakemq.engine.client.transactions.operations import TransactionInfo
 from lakemq.engine.maintenance.retention import find_outgrown
-from lakemq.errors import LakeMQError
+from lakemq.errors import GroupIdNotFound, LakeMQError
 from lakemq.jobs.doctor.examination import run_check
 from lakemq.jobs.doctor.namespace import Finding, FreeSpace, make_checks, read_free_space
 
@@ -220,6 +221,25 @@ def finding_rows(outlook: Outlook) -> list[dict[str, object]]:
 
 
 _MOST_GROUPS = 5
+
+
+def name_readers(mq: Connection, topic: str) -> str:
+    """Return the groups that read a topic, with their members and what they have not read, as part of a question."""
+    readers = []
+    for group in mq.groups.list():
+        unread_counts, members = list[int](), 0
+        with suppress(GroupIdNotFound):  # it was deleted since, or has offsets only
+            unread_counts = [part.lag for part in mq.groups.lag(group) if part.topic == topic]
+            members = len(mq.groups.members(group))
+        if unread_counts:
+            readers.append((members, sum(unread_counts), group))
+    readers.sort(reverse=True)
+    named = [
+        f"{group} ({members} member{'' if members == 1 else 's'}, {unread:,} unread)"
+        for members, unread, group in readers[:_MOST_GROUPS]
+    ]
+    more = len(readers) - len(named)
+    return (", read by " + ", ".join(named) if named else "") + (f" and {more} more groups" if more else "")
 
 
 def name_losers(mq: Connection, topic: str, settings: Mapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ from lakemq.jobs.commands.shared.printing import show_activity
 from lakemq.jobs.output import Output, format_setting, note, show
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.topics import TopicDescription
     from lakemq.jobs.key_spread import KeySpread
 
@@ -35,8 +34,6 @@ Subscription = Annotated[
 _NUMBER = re.compile("[0-9]{1,19}")
 _MOST_SHOWN = 100
 """Characters of a setting in a table. Only a schema has more, and it is shown below."""
-_MOST_READERS = 5
-"""Groups that a question names."""
 _PARTITIONS = ("topic", "partition", "beginning_offset", "end_offset", "offsets", "state")
 _SPREAD = ("messages", "message_share", "keys", "key_share", "bytes", "byte_share", "hot_key_share")
 _SCHEMAS = ("version", "type", "schema", "step", "state")
@@ -188,10 +185,12 @@ def alter(
 
 @topics.command(help=f"Delete a topic and all its messages, immediately and permanently. {ASKS} {NEEDS_SEQUENCER}")
 def delete(ctx: typer.Context, topic: Name, yes: Yes = False) -> None:
+    from lakemq.jobs.status import name_readers
+
     session = get_session(ctx)
     with session.connect() as mq:
         described = mq.topics.describe(topic)
-        readers = "" if yes else _name_readers(mq, topic)
+        readers = "" if yes else name_readers(mq, topic)
         confirm(f"Delete topic {topic!r} with {_size(described)}{readers}?", yes)
         with ensure_sequencer(mq):
             mq.topics.delete(topic)
@@ -237,23 +236,6 @@ def _size(topic: TopicDescription) -> str:
     """Return the size of a topic as part of a question."""
     partitions = f"{topic.partitions} partition{'' if topic.partitions == 1 else 's'}"
     return f"{topic.offset_count:,} offsets in {partitions}"
-
-
-def _name_readers(mq: Connection, topic: str) -> str:
-    """Return the groups that read a topic, with their members and what they have not read, as part of a question."""
-    readers = []
-    with mq.observer().look() as observation:
-        for info in observation.groups.all(rates=False):
-            unread_counts = [part.lag for part in observation.groups.lag(info.group) if part.topic == topic]
-            if unread_counts:
-                readers.append((info.members, sum(unread_counts), info.group))
-    readers.sort(reverse=True)
-    named = [
-        f"{group} ({members} member{'' if members == 1 else 's'}, {unread:,} unread)"
-        for members, unread, group in readers[:_MOST_READERS]
-    ]
-    more = len(readers) - len(named)
-    return (", read by " + ", ".join(named) if named else "") + (f" and {more} more groups" if more else "")
 
 
 def _summary(topic: TopicDescription) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from lakemq.jobs.commands.shared.times import parse_position
 from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.parts import Notice, Part, Table, make_link
 from lakemq.jobs.output import format_setting
-from lakemq.jobs.status import name_losers
+from lakemq.jobs.status import name_losers, name_readers
 
 # Read what a visitor has entered: every input has a longest length or a range.
 
@@ -248,6 +248,16 @@ def _apply_topic(console: Console, inputs: Inputs) -> None:
     console.mq.topics.alter(read_text(inputs, "topic"), _read_setting(inputs))
 
 
+def _preview_deletion(console: Console, inputs: Inputs) -> list[Part]:
+    topic = console.mq.topics.describe(read_text(inputs, "topic"))
+    size, readers = f"{topic.offset_count:,} offsets", name_readers(console.mq, topic.topic)
+    return [Notice(f"The topic {topic.topic} with {size}{readers} will be deleted. This cannot be undone.", "bad")]
+
+
+def _apply_deletion(console: Console, inputs: Inputs) -> None:
+    console.mq.topics.delete(read_text(inputs, "topic"))
+
+
 def _preview_group(console: Console, inputs: Inputs) -> list[Part]:
     group = console.mq.groups.describe(read_text(inputs, "group"))
     return _preview_setting(f"the group {group.group}", group.settings, inputs)
@@ -321,6 +331,14 @@ CHANGES: dict[str, Change] = {
         lambda inputs: make_link("/topic", name=inputs["topic"]),
         "The setting is changed.",
         {"value": 1_000},
+    ),
+    "delete-topic": Change(
+        "Delete a topic",
+        ("topic",),
+        _preview_deletion,
+        _apply_deletion,
+        lambda inputs: "/topics",
+        "The topic is deleted.",
     ),
     "alter-group": Change(
         "Change a group",

@@ -28,6 +28,7 @@ INPUTS = {
     "abort": {"id": "shipper"},
     "remove-member": {"group": WORKERS, "member": "nobody"},
     "alter-topic": {"topic": ORDERS, "setting": "retention.ms", "value": "1234567"},
+    "delete-topic": {"topic": ORDERS},
     "alter-group": {"group": WORKERS, "setting": "max.redelivery.count", "value": "9"},
 }
 
@@ -110,6 +111,18 @@ def test_settings_change_after_the_confirmation(busy: BusyNamespace, browser: Br
     assert busy.mq.topics.describe(ORDERS).settings["retention.ms"] == 604_800_000
     browser.confirm("alter-group", **INPUTS["alter-group"])
     assert busy.mq.groups.describe(WORKERS).settings["max.redelivery.count"] == 9
+
+
+def test_a_topic_is_deleted_after_the_confirmation_has_named_its_readers(busy: BusyNamespace, browser: Browser) -> None:
+    unread = sum(lag.lag for lag in busy.mq.groups.lag(READERS))
+    (loss,) = [text for text in notices(browser.get("/change/delete-topic", topic=ORDERS)) if "deleted" in text]
+    assert f"{READERS} (0 members, {unread} unread)" in loss
+    assert "This cannot be undone." in loss
+    busy.mq.topics.create("doomed")
+    page = browser.get("/change/delete-topic", topic="doomed")
+    assert "doomed" in [topic.topic for topic in busy.mq.topics.list()]
+    assert notices(browser.submit(page, "/change/delete-topic"))[0] == "The topic is deleted."
+    assert "doomed" not in [topic.topic for topic in busy.mq.topics.list()]
 
 
 def test_offsets_are_reset_as_the_confirmation_says(busy: BusyNamespace, browser: Browser) -> None:

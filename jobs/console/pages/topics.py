@@ -99,7 +99,7 @@ def read_topic(console: Console, inputs: Mapping[str, Any]) -> Page:
     if topic.schemas:
         parts.append(_list_schemas(topic))
     if console.settings.allow_changes:
-        parts.append(_offer_setting(name))
+        parts += [_offer_setting(name), _offer_deletion(name)]
     return Page(name, parts, [_HOME])
 
 
@@ -184,6 +184,11 @@ def _offer_setting(name: str) -> Form:
         Field("value", "new value; empty: the default"),
     ]
     return Form("Change a setting", "/change/alter-topic", fields, "Continue", is_change=True)
+
+
+def _offer_deletion(name: str) -> Form:
+    fields = [Field("topic", "topic", name, is_hidden=True)]
+    return Form("Delete this topic", "/change/delete-topic", fields, "Continue", is_change=True)
 
 
 # Transactions: who holds readers of committed messages up, and since when.
