@@ -16,7 +16,7 @@ from lakemq.engine.client.sql.query import QueryLimits, run_query
 from lakemq.engine.client.sql.query_process import run_query_in_process
 from lakemq.errors import InvalidRequest
 
-LIMITS = QueryLimits(timeout_s=60.0, max_rows=100, memory_mb=256)
+LIMITS = QueryLimits(timeout_s=600.0, max_rows=100, memory_mb=256)
 
 
 @pytest.fixture(scope="module")
