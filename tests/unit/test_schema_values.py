@@ -553,6 +553,8 @@ DAY = logical("int", "date")
         ([{"type": "enum", "name": "E", "symbols": ["A"]}, "string"], ["A", "B"]),
         ([{"type": "fixed", "name": "F", "size": 2}, "bytes"], [b"ab", b"abc"]),
         ([record("R", a="int"), {"type": "map", "values": "int"}], [{"a": 1}, {"b": 1}, {}]),
+        ([{"type": "map", "values": ["null", logical("string", "uuid"), DAY]}, "null"], [{"k": ID, "l": None}, None]),
+        ([{"type": "array", "items": ["null", record("R", a="float"), "int"]}, "null"], [[None, {"a": 0.5}, 5], None]),
         ([{"type": "map", "values": "long"}, record("R", a=MAYBE)], [{}, {"a": 1}, {"a": None}, {"b": 1}]),
         (
             {
@@ -600,6 +602,10 @@ def test_decoded_values_of_another_branch_are_no_misfit() -> None:
     schema = avro([record("R", a="int"), {"type": "map", "values": "int"}, {"type": "array", "items": "int"}])
     values = [schema.encode(value) for value in ({"a": 1}, {"b": 2}, [3])]
     assert schema.parse(values).to_pylist() == ['{"a":1}', '{"b":2}', "[3]"]
+    schema = avro([record("R", a="float"), "int"])
+    assert schema.parse([schema.encode({"a": 0.5}), schema.encode(5)]).to_pylist() == ['{"a":0.5}', "5"]
+    out_of_range = schema.encode(5)[:10] + b"\x02" + b"\xff" * 9 + b"\x01"
+    assert schema.find_misfits([out_of_range]) == {0: "at $: found int, expected record R or int"}
 
 
 def test_avro_encoding_refuses_undeclared_fields_and_fills_in_defaults() -> None:

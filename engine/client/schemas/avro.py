@@ -411,6 +411,8 @@ class AvroCheck:
                 except AvroMisfitError as misfit:
                     misfit.expected = misfit.expected if misfit.place else expected
                     raise
+                if converted is not None:  # fastavro knows no branches within a value whose branch it is not told
+                    converted = [(*branches, part) for part in converted]
             else:
                 converted = [choose(value, walk) for value in present]
             if converted is None or len(present) == len(values):
@@ -431,7 +433,8 @@ class AvroCheck:
     def _compile_branch(self, branch: Any) -> _Branch:
         schema = self._named.get(branch, {"type": branch}) if isinstance(branch, str) else branch
         is_record = schema["type"] in ("record", "error")
-        rank = _build_record_rank(schema) if is_record else _build_rank(schema)
+        build_rank = _build_record_rank if is_record else _build_rank
+        rank = (lambda _: _EXACT) if self._is_decoded else build_rank(schema)
         return _Branch(self._compile(branch), rank, is_record)
 
 
@@ -547,10 +550,12 @@ def _build_decoded_fields(fields: list[tuple[str, bool, _PartCheck | None]]) -> 
     checked = [(name, check_field) for name, _, check_field in fields if check_field is not None]
 
     def check(values: Sequence[Any], walk: _Walk) -> None:
+        if any(type(value) is not dict or len(value) != len(fields) for value in values):
+            raise AvroMisfitError("another type", "a record")  # of another branch of a union
         for name, check_field in checked:
             try:
                 column = [value[name] for value in values]
-            except (KeyError, TypeError):  # of another branch of a union
+            except KeyError:  # of a map
                 raise AvroMisfitError("another type", "a record") from None
             _check_within(f".{name}", check_field, column, walk)
 
