@@ -435,7 +435,20 @@ class AvroCheck:
         is_record = schema["type"] in ("record", "error")
         build_rank = _build_record_rank if is_record else _build_rank
         rank = (lambda _: _EXACT) if self._is_decoded else build_rank(schema)
-        return _Branch(self._compile(branch), rank, is_record)
+        check = self._compile(branch)
+        return _Branch(_refuse_others(schema, check) if self._is_decoded and is_record else check, rank, is_record)
+
+
+def _refuse_others(schema: Mapping[str, Any], check_record: _PartCheck | None) -> _PartCheck:
+    """Return a check of decoded records that refuses values of other branches, also if no field may be out of range."""
+    count = len(schema["fields"])
+
+    def check(values: Sequence[Any], walk: _Walk) -> None:
+        if any(type(value) is not dict or len(value) != count for value in values):
+            raise AvroMisfitError("another type", "a record")
+        _check_within("", check_record, values, walk)
+
+    return check
 
 
 def _is_null(branch: Any) -> bool:
@@ -550,8 +563,6 @@ def _build_decoded_fields(fields: list[tuple[str, bool, _PartCheck | None]]) -> 
     checked = [(name, check_field) for name, _, check_field in fields if check_field is not None]
 
     def check(values: Sequence[Any], walk: _Walk) -> None:
-        if any(type(value) is not dict or len(value) != len(fields) for value in values):
-            raise AvroMisfitError("another type", "a record")  # of another branch of a union
         for name, check_field in checked:
             try:
                 column = [value[name] for value in values]
