@@ -61,7 +61,8 @@ _FINAL = FINAL_PENDING, FINAL_PENDING
 """Bounds of the kind of rows that name files."""
 _BOUNDED = ("topic_id", "partition", "offset", "timestamp")
 """Columns whose bounds let readers skip files."""
-_READ_ERRORS = (FileNotFoundError, ValueError, pa.ArrowException)
+_READ_ERRORS = (OSError, ValueError, pa.ArrowException)
+"""Errors of a file that is gone or damaged. A damaged page is an OSError."""
 
 
 class _NamedFile(NamedTuple):
@@ -158,14 +159,19 @@ class FinalTable:
         merges = self.has_more or self._merged_at_ms is None or now_ms - self._merged_at_ms >= self._merge_every_ms
         if merges:
             self._merged_at_ms = now_ms
-        self.has_more, size_bytes, rewrites = False, 0, []
+        self.has_more, size_bytes, rewrites = False, 0, list[_Rewrite]()
         for group in self._choose_files(_list_named_files(_count_whole_rows(rows, live)), stored, merges):
             if size_bytes >= _REWRITTEN_BYTES:
                 self.has_more = True
                 break
             size_bytes += sum(stored[file.file_id].size_bytes for file in group)
-            if (rewrite := self._rewrite(group, stored, rows, live)) is not None:
-                rewrites.append(rewrite)
+            try:
+                rewrite = self._rewrite(group, stored, rows, live)
+            except OSError as error:  # a full disk must not stop the projection
+                log.warning("Files of final_messages are not rewritten now: %s", error)
+                self.has_more = True
+                break
+            rewrites += [rewrite] if rewrite is not None else []
         return rewrites
 
     def _choose_files(
@@ -320,7 +326,7 @@ def _cut_ranges(ranges: pa.Table, live: LiveState) -> pa.Table:
 
 
 def _read_kept_messages(files: Files, file: _NamedFile, live: LiveState) -> pa.Table:
-    """Return the messages of a file that are not deleted. Raises FileNotFoundError, ValueError, ArrowException."""
+    """Return the messages of a file that are not deleted. Raises OSError, ValueError, ArrowException."""
     with files.open_input(file.name) as source:
         footer = read_footer(source)
         if footer.is_other_than(file.footer_hash):

@@ -83,6 +83,25 @@ def test_deleted_messages_leave_files_that_have_others(tmp_path: Path) -> None:
         check_each_added_once(mq)
 
 
+def test_file_with_a_damaged_page_stays_and_holds_nothing_up(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("a")
+        mq.publish("a", pa.table({"value": list("01234567")}))
+        until(lambda: are_all_final(mq))
+        (file,) = (path / "final_messages" / "topic=a").iterdir()
+        content = file.read_bytes()
+        file.write_bytes(content[:4] + bytes(byte ^ 255 for byte in content[4:100]) + content[100:])
+        mq.topics.delete_records("a", {0: 4})
+        mq.publish("a", pa.table({"value": ["later"]}))
+        until(lambda: len(list_files(path)) == 2)
+        file.write_bytes(content)
+    with lakemq.connect(str(path), config=CONFIG) as mq, mq.serving():
+        mq.publish("a", pa.table({"value": ["last"]}))
+        until(lambda: are_all_final(mq))
+        check_final_messages(mq)
+
+
 def test_small_files_become_one_in_the_order_of_offsets(tmp_path: Path) -> None:
     path, settings = tmp_path / "mq", {"compact.min.files": 2, "merge.grace.ms": 100}
     with lakemq.connect(str(path), create=True, config={**CONFIG, **settings}) as mq, mq.serving():
