@@ -107,7 +107,7 @@ def intercept(mq: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[
 def open_impatient_producer(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> TransactionalProducer:
     """Return a producer that does not ask again for the outcome of its transaction."""
     producer = mq.producer(new_name("id"), linger_ms=60_000)
-    monkeypatch.setattr(producer._transactions._requests, "_answer_timeout_ms", -1)
+    monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
     return producer
 
 

@@ -166,7 +166,7 @@ def test_unanswered_commit_of_a_block_is_published_once_by_its_repeat(
 
     def batch() -> bool:
         with mq.transaction(f"{topic}-id", batch_id=7) as transaction:
-            monkeypatch.setattr(transaction._manager._requests, "_answer_timeout_ms", -1)
+            monkeypatch.setattr(transaction._manager, "_answer_timeout_ms", -1)
             transaction.publish(topic, rows("seven"))
         return transaction.replayed
 

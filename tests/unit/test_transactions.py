@@ -334,7 +334,7 @@ def losing(
         return lose_answer(requests)
 
     monkeypatch.setattr(mq.requester, "submit_all", submit_all)
-    monkeypatch.setattr(producer._transactions._requests, "_answer_timeout_ms", -1)
+    monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
     return losing
 
 

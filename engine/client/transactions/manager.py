@@ -33,9 +33,9 @@ from ..arguments import parse_group_name, parse_partition_offsets, parse_text
 from ..offsets import ConsumedMessages, ConsumedOffsets, build_offset_commits
 from ..requests.requester import NO_EFFECT, Requester, ask_with_retries
 from ..tracing import open_span
-from .state import FENCED, PhaseEvent, TransactionParts, TransactionState
+from .state import FENCED, PhaseEvent, TransactionState
 
-# The requests that begin and end transactions. Each is sent again while no reply comes.
+# The replies to what ends a transaction.
 
 
 Part: TypeAlias = tuple[Produce, Rows | None]
@@ -79,60 +79,6 @@ class CommitReply(NamedTuple):
         return None if any(errors) else self.error
 
 
-class EndRequests:
-    """Sends the requests of one transactional id, and waits for their replies."""
-
-    def __init__(self, requester: Requester, clock: Clock, answer_timeout_ms: int, parts: TransactionParts) -> None:
-        """answer_timeout_ms: how long a request is tried before giving up; parts: note a request without a reply."""
-        self._requester, self._clock, self._parts = requester, clock, parts
-        self._answer_timeout_ms = answer_timeout_ms
-
-    def take_id(self, transactional_id: str, timeout_ms: int) -> ProducerDone:
-        """Take the id: fence its holder, and abort its open transaction."""
-        return self._ask_until_reply(lambda: self._ask(InitProducer(transactional_id, timeout_ms), ProducerDone))
-
-    def abort(self, ref: TransactionRef) -> TransactionRef:
-        """Abort the transaction, and return the one that follows."""
-        done = self._ask_until_reply(lambda: self._ask(EndTransaction(ref, False), TransactionEnded))
-        return build_next_ref(ref, done)
-
-    def send_offsets(self, request: CommitOffsets) -> None:
-        """Send offsets of a group. In the same transaction, a repeat changes nothing."""
-        self._ask_until_reply(lambda: self._requester.ask(request))
-
-    def commit(self, requests: Sequence[tuple[AnyRequest, Rows | None]]) -> CommitReply:
-        """Send requests, the commit last, in one letter if they fit. Return the replies, also if they are refusals."""
-
-        def send() -> CommitReply:
-            *other_replies, end = self._requester.submit_all(requests)
-            # a timeout and "not sent" hold for the letter as a whole
-            if isinstance(error := end.exception(), (RequestTimedOut, *NO_EFFECT)):
-                raise error
-            return CommitReply(end, other_replies)
-
-        return self._ask_until_reply(send)
-
-    def _ask(self, request: AnyRequest, kind: type[R]) -> R:
-        result = self._requester.ask(request)
-        assert isinstance(result, kind)
-        return result
-
-    def _ask_until_reply(self, ask: Callable[[], R]) -> R:
-        """Send again while no reply comes: an init or end that was decided already gets the same reply."""
-
-        def noting() -> R:
-            try:
-                return ask()
-            except LakeMQError as error:
-                self._parts.has_unanswered |= isinstance(error, RequestTimedOut)
-                raise
-            except BaseException:
-                self._parts.has_unanswered = True
-                raise
-
-        return ask_with_retries(noting, self._clock, self._clock.steady_ms() + self._answer_timeout_ms)
-
-
 def get_result(future: Future[AnyResult], kind: type[R]) -> R:
     """Wait for a result of this class, and return it. Raises the error of the request."""
     result = future.result()
@@ -155,7 +101,8 @@ Offsets = Mapping[tuple[str, int], int]
 class TransactionManager(TransactionState):
     """A transactional id with at most one open transaction. Thread-safe; calls in the wrong order are refused.
 
-    It is the state machine, and takes in the replies to what begins and ends a transaction, which `EndRequests` sends.
+    It is the state machine, sends what begins and ends a transaction, and takes in the replies. A request is sent again
+    while no reply comes.
     """
 
     def __init__(
@@ -174,14 +121,15 @@ class TransactionManager(TransactionState):
         """
         super().__init__()
         self.transactional_id, self.timeout_ms = transactional_id, timeout_ms
-        self._requests = EndRequests(requester, clock, answer_timeout_ms, self.parts)
+        self._requester, self._clock, self._answer_timeout_ms = requester, clock, answer_timeout_ms
 
     def initialize(self) -> TransactionRef:
         """Take the id: fence its holder, and abort its open transaction. Return the next one.
 
         Raises what the request raises.
         """
-        return self.take_id(self.transactional_id, self._requests.take_id(self.transactional_id, self.timeout_ms))
+        request = InitProducer(self.transactional_id, self.timeout_ms)
+        return self.take_id(self.transactional_id, self._ask_until_reply(lambda: self._ask(request, ProducerDone)))
 
     # -- its parts --------------------------------------------------------------------------------------
 
@@ -240,7 +188,7 @@ class TransactionManager(TransactionState):
             return
         try:
             with self.add_part(ref, group=group):
-                self._requests.send_offsets(request)
+                self._ask_until_reply(lambda: self._requester.ask(request))  # a repeat changes nothing
         except FENCED:
             self.parts.check_not_fenced()
             raise
@@ -312,7 +260,7 @@ class TransactionManager(TransactionState):
             (end, None),
         ]
         self.fallback = PhaseEvent.LOSE_REPLY
-        reply = self._requests.commit(letter)
+        reply = self._ask_until_reply(lambda: self._send_letter(letter))
         self.fallback = PhaseEvent.REFUSE
         if reply.error is not None:
             self._take_refusal(reply, reply.error, len(parts))
@@ -347,7 +295,8 @@ class TransactionManager(TransactionState):
         assert self.ref is not None
         ref = self.ref
         try:
-            following = self._requests.abort(ref)
+            done = self._ask_until_reply(lambda: self._ask(EndTransaction(ref, False), TransactionEnded))
+            following = build_next_ref(ref, done)
         except FENCED as error:
             self.lose_id(error)
             raise
@@ -360,3 +309,33 @@ class TransactionManager(TransactionState):
         if self.parts.has_unanswered and following == ref:
             following = self.initialize()  # nothing had come: should it come yet, it must not find the next transaction
         self.finish(following)
+
+    # -- requests ---------------------------------------------------------------------------------------
+
+    def _send_letter(self, requests: Sequence[tuple[AnyRequest, Rows | None]]) -> CommitReply:
+        """Send requests, the commit last, in one letter if they fit. Return the replies, also if they are refusals."""
+        *other_replies, end = self._requester.submit_all(requests)
+        # a timeout and "not sent" hold for the letter as a whole
+        if isinstance(error := end.exception(), (RequestTimedOut, *NO_EFFECT)):
+            raise error
+        return CommitReply(end, other_replies)
+
+    def _ask(self, request: AnyRequest, kind: type[R]) -> R:
+        result = self._requester.ask(request)
+        assert isinstance(result, kind)
+        return result
+
+    def _ask_until_reply(self, ask: Callable[[], R]) -> R:
+        """Send again while no reply comes: an init or end that was decided already gets the same reply."""
+
+        def noting() -> R:
+            try:
+                return ask()
+            except LakeMQError as error:
+                self.parts.has_unanswered |= isinstance(error, RequestTimedOut)
+                raise
+            except BaseException:
+                self.parts.has_unanswered = True
+                raise
+
+        return ask_with_retries(noting, self._clock, self._clock.steady_ms() + self._answer_timeout_ms)
