@@ -244,7 +244,8 @@ def test_a_relative_path_is_fixed_when_opened(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "root", ["", "s3:/a/b", "file:relative", "file://host/a", "s3://", *(f"/a{c}b" for c in "%#?*[{|^\\\n")]
+    "root",
+    ["", "s3:/a/b", "file:relative", "file://host/a", "s3://", "s3://b/a ", *(f"/a{c}b" for c in "%#?*[{|^\\\n")],
 )
 def test_a_root_that_cannot_be_opened_is_refused(root: str):
     with pytest.raises(ValueError, match=r"root: found .* expected"):

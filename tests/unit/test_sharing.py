@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import lakemq
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import NamespaceError
 from lakemq.jobs.cli import app
@@ -48,7 +49,9 @@ def read_modes(root: Path) -> dict[str, set[str]]:
 
 WORK = """
 import os, sys, tempfile
+from typer.testing import CliRunner
 import lakemq
+from lakemq.jobs.cli import app
 
 def make(path, **options):
     lakemq.connect(path, create=True, **options)
@@ -60,6 +63,11 @@ def write(path):
             producer.send("t", str(os.getuid()))
         print(*(message.value.decode() for message in mq.fetch("t")))
 
+def command(path):
+    words = ["--path", str(path), "publish", "--topic", "t", "--format", "lines", "--output", "json"]
+    result = CliRunner().invoke(app, words, input=str(os.getuid()).encode())
+    print(result.exit_code, result.output.strip())
+
 def put(path):
     lakemq.connect(path).namespace.mailbox.put(f"u{os.getuid()}", 1, b"", 0)
 
@@ -69,7 +77,7 @@ def unreadable(path):
 user, group, umask, what, path = sys.argv[1:]
 scratch, out, sys.stdout = tempfile.mkdtemp(), sys.stdout, sys.stderr
 make(scratch)
-write(scratch)  # all is imported by then: another user may not reach this interpreter's files
+write(scratch), command(scratch)  # all is imported by then: another user may not reach this interpreter's files
 sys.stdout = out
 os.setgroups([int(group)]), os.setgid(int(user)), os.setuid(int(user)), os.umask(int(umask, 8))
 eval(what)(path) if what != "shared" else make(path, shared_with_group=True)
@@ -125,6 +133,21 @@ def test_two_users_of_a_group_share_and_a_third_is_refused(folder: Path):
     assert owners == [[str(ANN)], [str(ANN), str(BOB)], [str(ANN), str(ANN), str(BOB)]]
     with pytest.raises(AssertionError, match="NOT_A_NAMESPACE"):
         run_as_user(EVE, "write", folder, group=EVE)
+
+
+@as_root
+def test_the_command_publishes_where_it_may_write_no_more_than_a_publisher_must(folder: Path):
+    """The folders of the page "Who may read and write". Where no sequencer leads, the command would have to be one."""
+    folder.chmod(0o755)
+    with lakemq.connect(str(folder), create=True) as mq:
+        for name in ("mailbox", "messages", "replies"):
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name).chmod(0o777)
+        with mq.serving():
+            mq.topics.create("t", partitions=1)
+            assert run_as_user(BOB, "command", folder, umask="022").startswith('0 {"topic":"t"')
+        assert [message.value for message in mq.fetch("t")] == [str(BOB).encode()]
+    assert run_as_user(BOB, "command", folder, umask="022").startswith("1 KAFKA_STORAGE_ERROR: Permission denied")
 
 
 @as_root

@@ -70,6 +70,8 @@ class OpenMember:
             self._close(leave)
         finally:
             self._is_closing = False
+            with _lock:  # a static member stays in its group, but nobody can poll or close it here
+                _open_members.discard(self)
 
     def watch(self, consumer: object, abandoned: SimpleQueue[OpenMember]) -> None:
         """Put the member into the queue when this consumer is garbage and has not left the group."""

@@ -85,10 +85,10 @@ def ensure_sequencer(mq: Connection) -> Iterator[None]:
     # It loads pyarrow, which `--help` does without.
     from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 
-    probe(mq.namespace.files)
     leader = mq.state().leader
     leads = bool(leader) and not LeaderLocks(mq.namespace.files).is_dead(leader)
     if not leads:
+        probe(mq.namespace.files)  # a sequencer writes everywhere; a client needs fewer permissions
         mq.serving()
     watch = _AnswerWatcher(mq, serves=not leads)
     try:

@@ -37,6 +37,8 @@ def open_files(root: str, storage_options: Mapping[str, str] | None = None) -> F
         raise ValueError(f"root: found {root!r}, expected a path or a URI")
     if "://" not in path and not _ONE_SLASH.match(path):
         return LocalFiles(path)
+    if root != root.strip():  # obstore would drop a space at an end, and delta-rs would not
+        raise ValueError(f"root: found a space at an end of {hide_secrets(repr(root), {})}, expected none")
     url = urlsplit(root)
     if has_user(root) or (url.username is not None and not url.scheme.startswith("abfs")):
         raise ValueError(
