@@ -201,10 +201,14 @@ def drop_last_renewals(steps: list[Step]) -> list[Step]:
 
 
 _ATTEMPTS = 20
+_SNAPSHOT_TABLES = sorted((s for s in TABLES if not s.is_open_to_writers), key=lambda spec: spec is MESSAGES)
 
 
 class Snapshot(NamedTuple):
-    """All tables at a watermark. No row up to its step is missing; rows of later steps may be there."""
+    """The tables that LakeMQ writes, at a watermark. No row up to its step is missing; later rows may be there.
+
+    `inbox` is not among them: its other writers must not be able to make the rest unreadable.
+    """
 
     watermark: WatermarkRow
     handles: Mapping[str, TableHandle]
@@ -227,7 +231,7 @@ def take_snapshot(store: Store, as_of: int | datetime | None = None) -> Snapshot
     later = read_steps_after_watermark(store) if isinstance(as_of, int) else []
     for _ in range(_ATTEMPTS):
         watermark = read_watermark(store)
-        handles = {spec.name: store.open(spec) for spec in sorted(TABLES, key=lambda spec: spec is MESSAGES)}
+        handles = {spec.name: store.open(spec) for spec in _SNAPSHOT_TABLES}
         check_versions(store, watermark, handles)
         floor = max(handle.floor() for handle in handles.values())
         if floor > watermark.step:

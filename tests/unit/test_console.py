@@ -17,6 +17,7 @@ from unit.busy_namespace import HOSTILE, ORDERS, READERS, SHIPPED, WORKERS, Busy
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance.retention import measure_sizes
+from lakemq.errors import StorageError
 from lakemq.jobs.console.app import MENU, PAGES
 from lakemq.jobs.console.console import Console, ConsoleSettings
 from lakemq.jobs.console.pages import overview
@@ -310,6 +311,26 @@ def test_sql_reads_only_and_only_tables(browser: Browser) -> None:
         ("x" * 20_000, "At most 10000"),
     ):
         assert reason in " ".join(notices(browser.submit(page, "/sql", 400, text=query))), query
+
+
+def test_an_inbox_that_another_writer_broke_fails_only_queries_that_read_it(
+    busy: BusyNamespace, browser: Browser
+) -> None:
+    log = Path(busy.mq.namespace.path, "inbox/_delta_log")
+    broken = log / f"{len([*log.glob('*.json')]):020d}.json"
+    counted = read_sql(busy, "SELECT count(*) AS n FROM log")
+    broken.write_text("{no JSON")
+    try:
+        assert read_sql(busy, "SELECT count(*) AS n FROM log") == counted
+        for columns in ("count(*)", "topic"):
+            with pytest.raises(StorageError, match="inbox: "):
+                read_sql(busy, f"SELECT {columns} FROM inbox")
+        shown = {row[0]: row[2] for row in table_rows(browser.get("/tables"), "Tables")}
+        page = browser.submit(browser.get("/sql"), "/sql", text="SELECT count(*) AS n FROM log")
+        assert table_rows(page, "Result") == [[str(row["n"])] for row in counted]
+    finally:
+        broken.unlink()
+    assert [name for name, files in shown.items() if files == "unreadable"] == ["inbox"]
 
 
 def test_a_query_that_takes_too_long_is_stopped(busy: BusyNamespace) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from lakemq.errors import StepTooOld
-from lakemq.tables.specs.messages import INBOX, MESSAGES
+from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.delta.store import find_foreign_commits
 
@@ -402,7 +402,6 @@ def _was_replaced_meanwhile(namespace: Namespace, snapshot: Snapshot) -> bool:
     return any(
         namespace.files.size(f"{name}/{path}") is None
         for name, handle in snapshot.handles.items()
-        if name != INBOX.name
         for path in {file.path for file in handle.files()} - {file.path for file in now[name].files()}
     )
 
@@ -412,7 +411,7 @@ def _count_missing_files(namespace: Namespace, snapshot: Snapshot) -> dict[str, 
     names = {
         spec.name: [f"{spec.name}/{file.path}" for file in snapshot.handles[spec.name].files()]
         for spec in TABLES
-        if spec.name not in ("messages", "inbox")
+        if spec.name in snapshot.handles and spec is not MESSAGES
     }
     return {table: sum(namespace.files.size(name) is None for name in files) for table, files in names.items()}
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.messages import INBOX, MESSAGES
 from lakemq.tables.storage.native_calls import NATIVE_CALLS, Workers
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.parquet import BASE_BYTES, TooLargeUnpacked, open_bounded_parquet
@@ -353,6 +353,15 @@ def _add_range(
     connection.execute(f'CREATE VIEW "{log_range.schema}"."{log_range.view}" AS {view}')
 
 
+def _open_inbox(namespace: Namespace) -> ds.Dataset:
+    """Return the rows of `inbox`. Others write it too: if it cannot be read, only queries that read it fail."""
+    try:
+        with store_errors():
+            return namespace.store.open(INBOX).dataset()
+    except LakeMQError as error:
+        return UnreadableRows(INBOX.stored_schema, error.found or str(error))
+
+
 def _open_data_files(namespace: Namespace, files: Iterable[StoredFile]) -> DataFileRows:
 
     return DataFileRows(namespace.files, [f"messages/{unquote(file.path)}" for file in files])
@@ -391,7 +400,6 @@ def connect_duckdb(
     with needs("sql"):
         import duckdb
 
-    from lakemq.tables.specs.messages import MESSAGES
     from lakemq.tables.specs.registry import TABLES
     from lakemq.tables.storage.delta.catalog import database_name, is_projection
     from lakemq.tables.views import VIEWS
@@ -411,12 +419,13 @@ def connect_duckdb(
         connection.execute(macro)
     watermark, handles = snapshot or take_snapshot(namespace.store)
     for spec in TABLES:
-        handle = handles[spec.name]
-        if spec is MESSAGES:
-            files = [file for file in handle.files() if file.path not in without]
+        if spec is INBOX:
+            rows = connection.from_arrow(_open_inbox(namespace))
+        elif spec is MESSAGES:
+            files = [file for file in handles[spec.name].files() if file.path not in without]
             rows = connection.from_arrow(_open_data_files(namespace, files))
         else:
-            rows = connection.from_arrow(handle.dataset())
+            rows = connection.from_arrow(handles[spec.name].dataset())
         if is_projection(spec) and "step" in spec.stored_schema.names:
             rows = rows.filter(f"step <= {watermark.step}")
         rows.create_view(spec.name)
@@ -508,6 +517,30 @@ class DataFileRows(ds.Dataset):
         """Return what reads these columns, or all, of the rows for which the filter holds."""
         shown = self.schema.names if columns is None else columns
         return _Scanner(self._files, self._names, shown, filter, self._thread)
+
+
+class UnreadableRows(ds.Dataset):
+    """A table that cannot be read, for `DuckDBPyConnection.from_arrow`: a query that reads it gets the reason."""
+
+    def __init__(self, schema: pa.Schema, reason: str) -> None:
+        self._schema, self._reason = schema, reason
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        return self._schema
+
+    def scanner(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> UnreadableRows:
+        """Return what reads these columns, or all."""
+        return self if columns is None else UnreadableRows(pa.schema(map(self.schema.field, columns)), self._reason)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Return a reader whose reads raise OSError."""
+        return pa.RecordBatchReader.from_batches(self.schema, self._fail())
+
+    def _fail(self) -> Iterator[pa.RecordBatch]:
+        raise OSError(self._reason)
+        yield
 
 
 class _Scanner:

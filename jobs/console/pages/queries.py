@@ -30,6 +30,7 @@ from lakemq.jobs.console.parts import (
 from lakemq.jobs.output import format_size
 from lakemq.tables.specs.groups import CUT_KEYS, LIVE_TABLES
 from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.storage.delta.store import NewerTable, NotATable
 from lakemq.tables.views import VIEWS
 
 if TYPE_CHECKING:
@@ -191,15 +192,21 @@ def read_tables(console: Console, inputs: Mapping[str, Any]) -> Page:
     watermark, handles = take_snapshot(console.mq.namespace.store)
     rows = []
     for spec in TABLES:
-        files = handles[spec.name].files()
+        link = Link(spec.name, make_link("/sql", text=f"SELECT * FROM {spec.name} LIMIT 100"))
+        try:
+            handle = handles.get(spec.name) or console.mq.namespace.store.open(spec)
+        except (OSError, NotATable, NewerTable):  # `inbox`, which others write too
+            rows.append([link, spec.comment, "unreadable", "-", "-", "-"])
+            continue
+        files = handle.files()
         rows.append(
             [
-                Link(spec.name, make_link("/sql", text=f"SELECT * FROM {spec.name} LIMIT 100")),
+                link,
                 spec.comment,
                 len(files),
                 sum(file.record_count or 0 for file in files),
                 format_size(sum(file.size_bytes for file in files)),
-                handles[spec.name].version,
+                handle.version,
             ]
         )
     views = [[Link(name, make_link("/sql", text=f"SELECT * FROM {name} LIMIT 100"))] for name in sorted(VIEWS)]

@@ -189,7 +189,7 @@ def is_projection(spec: TableSpec) -> bool:
 
     Projections are written one after the other, so a version may hold rows of a step that other tables lack.
     """
-    return spec.name != "watermarks"
+    return spec.name != "watermarks" and not spec.is_open_to_writers
 
 
 def catalog_statements(path: str, store: Store, moment: Moment | None = None) -> list[str]:
