@@ -13,7 +13,7 @@ def expect(type: str, **kwargs: Any) -> dict[str, Any]:
 
 
 _RANDOM = random.Random(5)
-_TEXTS = ["", "a", "ab", "abc", "o'brien", "a\\d", "x9", "Ä", "%", "10"]
+_TEXTS = ["", "a", "ab", "abc", "o'brien", "a\\d", "x9", "Ä", "%", "10", "ab\n", "a\u2028b"]
 
 
 def _draw_values(values: list[Any]) -> list[Any]:
@@ -43,6 +43,7 @@ OF_ROWS = [
     expect("column_values_to_match_regex", column="s", regex="\\d"),
     expect("column_values_to_match_regex", column='odd name`"', regex="a\\\\d|'"),
     expect("column_values_to_not_match_regex", column="s", regex="b$"),
+    expect("column_values_to_match_regex", column="s", regex="a.?b$"),
     expect("column_value_lengths_to_be_between", column="s", min_value=1, max_value=3),
     expect("column_value_lengths_to_equal", column="s", value=1),
     expect("column_pair_values_to_be_equal", column_A="n", column_B="m"),

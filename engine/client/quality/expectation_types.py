@@ -19,13 +19,26 @@ from ...protocol.errors import InvalidConfig, show_briefly
 class SqlSyntax:
     """How a column and a text are written.
 
-    matches: that a text has a match of a regular expression; decoded: bytes as text, null where they are none.
+    matches: that a text has a match of a regular expression; decoded: bytes as text, null where they are none; regex:
+    Python's regular expression, by which Great Expectations judges, as this dialect writes it.
     """
 
     name: Callable[[str], str]
     literal: Callable[[str], str]
     matches: str
     decoded: str
+    regex: Callable[[str], str]
+
+
+def _to_java_regex(regex: str) -> str:
+    """Return the same regular expression for Java. Without (?d), characters other than \\n are line breaks, too."""
+    return f"(?d){regex}"
+
+
+def _to_re2_regex(regex: str) -> str:
+    """Return the same regular expression for RE2, DuckDB's library, in which `$` does not stand before a last \\n."""
+    ends_in_dollar = re.search(r"(?<!\\)(\\\\)*\$$", regex)
+    return rf"{regex[:-1]}\n?\z" if ends_in_dollar else regex
 
 
 SPARK = SqlSyntax(
@@ -33,12 +46,14 @@ SPARK = SqlSyntax(
     lambda text: "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'",
     "regexp_like({}, {})",
     "try_validate_utf8(CAST({} AS STRING))",
+    _to_java_regex,
 )
 DUCKDB = SqlSyntax(
     lambda name: '"' + name.replace('"', '""') + '"',
     lambda text: "'" + text.replace("'", "''") + "'",
     "regexp_matches({}, {})",
     "TRY(decode({}))",
+    _to_re2_regex,
 )
 
 
@@ -309,9 +324,12 @@ def _regex_rule(arguments: _ExpectationArguments, word: str) -> RowRule:
     regex = arguments.kwargs["regex"]
     if not isinstance(regex, str):
         raise ValueError(f"found {show_briefly(regex)}, expected text")
-    return _column_rule(
-        arguments, lambda names, column: f"{word} {names.dialect.matches.format(column, names.dialect.literal(regex))}"
-    )
+
+    def has_match(names: ColumnNames, column: str) -> str:
+        syntax = names.dialect
+        return f"{word} {syntax.matches.format(column, syntax.literal(syntax.regex(regex)))}"
+
+    return _column_rule(arguments, has_match)
 
 
 def _pair_rule(arguments: _ExpectationArguments, op: str) -> RowRule:
