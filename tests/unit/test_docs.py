@@ -79,6 +79,11 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_tables_of_pages_have_headers() -> None:
+    pages = [path for path in TEXTS if path.parent in (CHECKOUT, DOCS)]
+    assert [path.name for path in pages if re.search(r"^\| \|.*\n\|-", TEXTS[path], re.MULTILINE)] == []
+
+
 def test_links_lead_to_pages_and_headings() -> None:
     broken = []
     for page, text in TEXTS.items():
