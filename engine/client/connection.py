@@ -1,4 +1,4 @@
-"""The public API: the connection that `lakemq.connect` returns."""
+"""The public API: the connection that `lakemq.connect` returns. Rows of docs/architecture.md: publish 1."""
 
 from __future__ import annotations
 

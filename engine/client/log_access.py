@@ -1,4 +1,4 @@
-"""The calls of a connection that read topics: fetches, and consumers."""
+"""The calls of a connection that read topics: fetches, and consumers. Rows of docs/architecture.md: fetch 1."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 Invariant: a merge changes no row for a reader at or above the floor. A namespace must run for months, so the numbers of
 live files, of files on disk and of log entries stay bounded, however often the leader changes.
+Rows of docs/architecture.md: publish 14.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ How a merge goes, and why in this order:
 
 A process may be killed between any two of these. Before and after each, segments point at rows that exist, and a later
 run finds files that nothing points at. Readers that planned before step 5 still read the old files, which stay for
-`merge.grace.ms`.
+`merge.grace.ms`. Rows of docs/architecture.md: publish 14.
 """
 
 from __future__ import annotations

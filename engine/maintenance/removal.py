@@ -3,7 +3,7 @@
 How the removal of a data file is safe: the leader first commits to every table that may come to name the file
 (`claim`). A leader that was stopped just before naming it can then no longer commit. Only then does the leader look for
 names of the file: in waiting letters, in the steps after the watermark and in all tables, in this order, because a step
-names a letter's file before the letter is deleted.
+names a letter's file before the letter is deleted. Rows of docs/architecture.md: publish 14.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It does no I/O, reads no clock and uses no random numbers. `decide_request` only reads the state, `evolve` only writes
 it; `decide_letter` and `decide_timers` do both in turn. The registries of the subjects say what can happen: a new
-subject is added to SUBJECTS.
+subject is added to SUBJECTS. Rows of docs/architecture.md: publish 9.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Decide one step: prepare the files of its letters, decide them, append the step, and count how long that took.
 
 The order within a step: requests, the lease, observations, timers, due messages, then what follows for groups.
+Rows of docs/architecture.md: publish 8.
 """
 
 from __future__ import annotations

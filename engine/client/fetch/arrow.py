@@ -1,4 +1,7 @@
-"""Fetch in Arrow: row ranges of Parquet files as messages, and their values as typed columns, without a JVM."""
+"""Fetch in Arrow: row ranges of Parquet files as messages, and their values as typed columns, without a JVM.
+
+Rows of docs/architecture.md: fetch 5.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The plan of a fetch and its rows, which are read once per file for all ranges of the plan.
 
 Rows come from the newest steps if they have them, else from their files. They are read whole or in pieces of bounded
-size, and expired messages are found among them.
+size, and expired messages are found among them. Rows of docs/architecture.md: fetch 5.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Fetch in Spark: the data files of the plan, joined with its segments. No other file is opened."""
+"""Fetch in Spark: the data files of the plan, joined with its segments. No other file is opened.
+
+Rows of docs/architecture.md: fetch 5.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The calls that both kinds of producer have in common: they fill the buffer, and wait until it is sent."""
+"""The calls that both kinds of producer have in common: they fill the buffer, and wait until it is sent.
+
+Rows of docs/architecture.md: publish 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Publish rows of this process, in Arrow or as lists: few rows travel in the letter, many get data files."""
+"""Publish rows of this process, in Arrow or as lists: few rows travel in the letter, many get data files.
+
+Rows of docs/architecture.md: publish 5.
+"""
 
 from __future__ import annotations
 

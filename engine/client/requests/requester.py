@@ -8,6 +8,7 @@ outcome is unknown, and the letter is not put again.
 While a letter is on its way, further requests gather and travel together in the next one. So a process with a thousand
 waiting threads costs one object per step. Because there is one letter at a time, the sequencer needs to keep only the
 last answer per client. Each request is encoded in the call that makes it, so an invalid one does not affect others.
+Rows of docs/architecture.md: publish 6, 12; end of a transaction 6.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Message bodies: what a publisher needs, whether rows are lists or in Arrow; and the form in Arrow."""
+"""Message bodies: what a publisher needs, whether rows are lists or in Arrow; and the form in Arrow.
+
+Rows of docs/architecture.md: publish 2.
+"""
 
 from __future__ import annotations
 

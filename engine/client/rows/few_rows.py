@@ -1,6 +1,7 @@
 """Message bodies as lists: the form for a few rows on their way into a letter.
 
 It makes the same message, partition and refusal of the same row as `body` and `placing` do in Arrow.
+Rows of docs/architecture.md: publish 2, 4.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Arranging messages: checked, given a partition, sorted by it, so that each partition is one run of rows.
 
 Runs on Spark executors too: pyarrow, numpy and xxhash only, unless a topic has a schema. Data moves as columns.
+Rows of docs/architecture.md: publish 3, 4.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ a commit that is refused, the transaction is still open: it can be ended again o
 
 Once an end is requested, no new part is accepted. The end waits for parts in flight; they count under the lock that
 closed the transaction. So nothing becomes part of a transaction after its end, or of the next one.
+Rows of docs/architecture.md: end of a transaction 2.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The state of a transactional id in this process: its phase, its open transaction, and what belongs to that."""
+"""The state of a transactional id in this process: its phase, its open transaction, and what belongs to that.
+
+Rows of docs/architecture.md: end of a transaction 1.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A step as one object: a msgpack array of its head, its entries and the message rows that travel in it.
 
 The head comes first, and decodes without the rest: a standby reads who leads without reading the decisions. The last
-element is a checksum of all bytes before it.
+element is a checksum of all bytes before it. Rows of docs/architecture.md: publish 10.
 """
 
 from __future__ import annotations

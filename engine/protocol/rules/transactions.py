@@ -1,6 +1,8 @@
 """Transactions: who has a transactional id, the parts of a transaction, and when ids expire.
 
 They follow KIP-98, and KIP-890: the producer epoch grows with each transaction.
+
+Row of docs/architecture.md: end of a transaction 3.
 """
 
 from __future__ import annotations

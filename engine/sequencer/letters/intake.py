@@ -9,7 +9,7 @@ waiting letter whether to decide it, to repeat its reply, to wait for an earlier
 The letters also decide which timers a step may run (`Sequencer._find_due`). While letters are unread, or decided ones
 are found again, nothing times out, for at most MAX_BACKLOG_MS: a letter that was sent in time may still be waiting. And
 no client is forgotten while one of its decided letters is not deleted. A letter that cannot be read or deleted affects
-only its own client.
+only its own client. Rows of docs/architecture.md: publish 7, 11.
 """
 
 from __future__ import annotations

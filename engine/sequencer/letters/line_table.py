@@ -10,6 +10,8 @@ still be decided once, even if the leader has forgotten the client by the time i
 2. Before a letter from the mailbox is decided, its client's line is closed, and what it sent is dropped
    (`drop_client`).
 3. A client sends letters only after the welcome. So no letter arrives on a line that the leader does not know yet.
+
+Rows of docs/architecture.md: publish 11.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ One thread accepts connections (`line_acceptor`) and reads. What it shares with 
 
 A line is a convenience, so anything unusual closes it: the client then uses the mailbox. All lines close when no step
 has landed for a whole lease, even if the sequencer's thread hangs: another sequencer may lead by then.
+Rows of docs/architecture.md: publish 7.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Answers on their way back: on lines, in the mailbox, and hints of new steps to clients that follow them.
 
-The steps have the truth, so a reply that cannot be written stops no step.
+The steps have the truth, so a reply that cannot be written stops no step. Rows of docs/architecture.md: publish 11.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ The sequencer decides a client's letters in that order, each once. It relies on 
 a listing names a letter again until it is discarded, and may name one that is already gone.
 
 Letters are `mailbox/<coarse time>-<client id>-<number>`, replies are `replies/<client id>/<number>`.
+Rows of docs/architecture.md: publish 6.
 """
 
 from __future__ import annotations
