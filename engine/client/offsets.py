@@ -44,7 +44,7 @@ class ConsumedOffsets(dict[TopicPartition, int]):
 
     def followed_by(self, later: ConsumedOffsets) -> ConsumedOffsets:
         """Return these offsets, replaced by later ones of the same partitions. Drop topics that exist no more."""
-        same_topics = {p: at for p, at in self.items() if later.topic_ids.get(p[0]) == self.topic_ids.get(p[0])}
+        same_topics = {tp: at for tp, at in self.items() if later.topic_ids.get(tp[0]) == self.topic_ids.get(tp[0])}
         epochs = {**self.epochs, **later.epochs}
         return ConsumedOffsets({**same_topics, **later}, later.topic_ids, later.member_id, epochs, later.generation)
 

@@ -1,7 +1,7 @@
 """Every refusal is a class, named after its code. The first line of its docstring is its meaning.
 
 Names and numbers are Kafka's where Kafka has the error (``org.apache.kafka.common.protocol.Errors``); other errors have
-no number. An error travels in a reply as `Refusal`, and the client raises it again.
+no number. An error travels in an answer as `Refusal`, and the client raises it again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 
 MAX_SHOWN = 1000
-"""Characters of a client's value that a reply repeats."""
+"""Characters of a client's value that an answer repeats."""
 
 _BY_NAME: dict[str, type[LakeMQError]] = {}
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused", tag_field="outcome"):
-    """A refused request, as a reply contains it. Nothing of the request happened."""
+    """A refused request, as an answer contains it. Nothing of the request happened."""
 
     error: str
     message: str
@@ -59,7 +59,7 @@ class LakeMQError(Exception):
         return (cls.__doc__ or cls.name).partition("\n")[0]
 
     def refusal(self) -> Refusal:
-        """Return the error for a reply, with its values cut to a length that the journal can hold."""
+        """Return the error for an answer, with its values cut to a length that the journal can hold."""
         return Refusal(self.name, self.detail[:MAX_SHOWN], _truncate(self.found), _truncate(self.expected))
 
 

@@ -133,7 +133,7 @@ class DelayQueue:
         self._packed_at_once, self._near_ms = packed_at_once, max(near_ms, 2 * ahead_ms)
         self._queued_until_ms = 0
         """All ranges whose first row is due before this time are queued."""
-        self._queueing_until_ms = 0
+        self._window_end_ms = 0
         """The next value of `_queued_until_ms` while ranges are being queued over several steps; otherwise the same."""
         self._has_idle = False
         for key, range_ in delays.ranges.unpacked.items():
@@ -214,7 +214,7 @@ class DelayQueue:
         elif self._unread_heap:
             ahead_ms = self._ahead_ms if self._held_runs_count < self._max_held_runs else 0
             times.append(self._unread_heap[0].due_ms - ahead_ms - now_ms)
-        if self._queueing_until_ms > self._queued_until_ms:
+        if self._window_end_ms > self._queued_until_ms:
             times.append(0)
         elif self._has_idle:
             # a long queue is extended only at the end of its window
@@ -238,24 +238,24 @@ class DelayQueue:
         `_near_ms` after now, or after the first idle range if that is overdue. So after a standstill, when very many
         ranges may be due, the earliest window comes first, and the next one is chosen once the queue is short.
 
-        Queueing one window may take several steps. Meanwhile `_queueing_until_ms` is its end, and `_queued_until_ms`
+        Queueing one window may take several steps. Meanwhile `_window_end_ms` is its end, and `_queued_until_ms`
         stays. The window is complete when no packed range before its end is left. Ranges that are idle but not packed
         are queued in each step.
         """
         ranges = delays.ranges
         self._has_idle = bool(ranges.idle) or bool(ranges.packed)
         if not self._has_idle:
-            self._queued_until_ms = self._queueing_until_ms = max(self._queueing_until_ms, now_ms + self._near_ms)
+            self._queued_until_ms = self._window_end_ms = max(self._window_end_ms, now_ms + self._near_ms)
             return
-        if self._queueing_until_ms == self._queued_until_ms:
+        if self._window_end_ms == self._queued_until_ms:
             if self._queued_until_ms >= now_ms + self._near_ms // 2 or self._is_queue_long(now_ms):
                 return
             first_ms = max(self._queued_until_ms, ranges.first_idle_ms())
-            self._queueing_until_ms = max(self._queued_until_ms, min(first_ms, now_ms) + self._near_ms)
-        for key in ranges.wake(self._queueing_until_ms - 1, _MAX_QUEUED_PER_STEP, _MAX_BLOCKS_PER_STEP):
+            self._window_end_ms = max(self._queued_until_ms, min(first_ms, now_ms) + self._near_ms)
+        for key in ranges.wake(self._window_end_ms - 1, _MAX_QUEUED_PER_STEP, _MAX_BLOCKS_PER_STEP):
             self._queue(key, ranges.unpacked[key])
-        if ranges.packed.first_due_ms >= self._queueing_until_ms:
-            self._queued_until_ms = self._queueing_until_ms
+        if ranges.packed.first_due_ms >= self._window_end_ms:
+            self._queued_until_ms = self._window_end_ms
 
     def _is_queue_long(self, now_ms: int) -> bool:
         """Return whether the queue should become shorter first.

@@ -8,13 +8,13 @@ A step goes from letters to answers in this order:
 3. Decide (there, too): the pure core turns each request into records and a result, and folds the records into the
    state. Observations of the leader, timers and due messages follow in the same step.
 4. Append the step to the log, as one object. The projection gets the step too.
-5. Answer each letter: on the line it came on, or by a reply in the mailbox, from which it is then deleted.
+5. Answer each letter: on the line it came on, or by an answer in the mailbox, from which it is then deleted.
 6. If it is time, begin to project all steps that have landed, in another thread.
 
 Invariants. A letter is answered only after its step has landed: the step's object is put, and the step before it is
 still the one that was read. The state in memory is the fold of all steps. If anything fails on the way, leadership is
 in doubt: the sequencer throws the state away and loads it again. A process may be killed anywhere: a letter without a
-reply is still in the mailbox, or its client puts it there when the line ends. If it is taken again, its number tells
+answer is still in the mailbox, or its client puts it there when the line ends. If it is taken again, its number tells
 whether it was decided.
 """
 
@@ -51,9 +51,9 @@ from ..protocol.rules.delays import needs_all_ranges
 from ..protocol.rules.timers import Time
 from ..protocol.rules.transactions import has_unobserved_timeout
 from ..protocol.values.state import State
+from .letters.answers import Answers, MailboxAnswers
 from .letters.intake import Intake, ListingPace, Quarantine, StepLetters
 from .letters.line_opener import open_term_lines, remove_old_lines
-from .letters.replies import Answers, Replies
 from .step_decider import Observation, StepDecider, StepPreparer
 from .term import Term, TermFactory
 
@@ -226,8 +226,8 @@ class Sequencer(ProcessBound):
         self._preparer = StepPreparer(namespace.files, new_file_id, timeout_ms, max_age_ms)
         # a thread of its own: sweeping may take long, and must not hold up projections
         self._sweeper = background or Workers(1, "lakemq-sweeper")
-        self._replies = Replies(self._mailbox, clock, self._sweeper)
-        self._answers = Answers(self._intake, self._replies, crash_point)
+        self._mailbox_answers = MailboxAnswers(self._mailbox, clock, self._sweeper)
+        self._answers = Answers(self._intake, self._mailbox_answers, crash_point)
         # threads that read heartbeats, search tables and compute assignments, while steps go on
         self._observers = background or Workers(2, "lakemq-watch")
         self._finalizer = background or Workers(1, "lakemq-final")
@@ -401,7 +401,7 @@ class Sequencer(ProcessBound):
             NotLeader: another sequencer has taken over.
             StorageError, NamespaceError: the store failed, or the namespace is gone.
 
-        After an error this sequencer does not lead any more, and no wrong reply was written. It may try to lead again.
+        After an error this sequencer does not lead any more, and no wrong answer was written. It may try to lead again.
         """
         if self._term is None:
             raise NotLeader("This sequencer does not lead.", found=self.state.leader)
@@ -441,11 +441,11 @@ class Sequencer(ProcessBound):
         is_due = bool(has_work) or term.delay_queue.is_due(now_ms)
         entries = self._decider.decide(term, letters, renewal, due, observations) if is_due else []
         term.targets.start_missing(term.state)
-        # No client waits for a projection, so the replies come first.
+        # No client waits for a projection, so the answers come first.
         pace = partial(self._decider.yield_between_signs_of_life, term)
         self._answers.send(term.state, lines, letters, entries, pace, term.announce_step)
         self._log_step(term, letters)
-        self._replies.sweep_if_due(term.state)
+        self._mailbox_answers.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._decider.give_sign_of_life(term))
         term.delay_queue.pack(term.state.delays, term.background.planned_step)
         time = self._decider.make_time(term, term.time.now_ms())

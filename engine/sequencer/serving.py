@@ -29,7 +29,7 @@ log = logging.getLogger("lakemq.serve")
 #
 # A stuck sequencer puts no step, so it does not renew its lease. When the lease has run out, another sequencer leads,
 # in this process or in another one. If the stuck one ever continues, it cannot put a step, because its name is taken.
-# It writes no reply, and ends. A sequencer that puts steps during a long wait, to renew its lease, is not stuck.
+# It writes no answer, and ends. A sequencer that puts steps during a long wait, to renew its lease, is not stuck.
 
 
 CHECKS_PER_TIMEOUT = 20

@@ -412,6 +412,6 @@ def _find_offsets(
     messages = mq.offsets_for_times(topic, dict.fromkeys(chosen, moment))
     for number in chosen:
         message = messages[number]
-        # A message behind the end is one of an open transaction, which this isolation does not see.
+        # A message after the end is one of an open transaction, which this isolation does not see.
         offset, timestamp_ms = message if message is not None and message[0] < ends[number] else (None, None)
         yield number, offset, timestamp_ms

@@ -184,7 +184,7 @@ def read_serving(serving: Serving, build: FamilyBuilder) -> Iterator[Metric]:
     buckets = list(zip(bounds, map(float, itertools.accumulate(durations.counts)), strict=True))
     yield HistogramMetricFamily(
         "lakemq_step_duration_seconds",
-        "Duration of the steps of this process, from taking letters to sending replies.",
+        "Duration of the steps of this process, from taking letters to sending answers.",
         buckets=buckets,
         sum_value=durations.sum_s,
         unit="seconds",
@@ -238,7 +238,7 @@ def read_groups(mq: Connection, observation: Observation, build: FamilyBuilder) 
     queues = {info.group for info in infos if info.protocol == "queue"}
     yield build.gauge(
         "lakemq_group_lag",
-        "Offsets that the group has not consumed, also those behind an open transaction.",
+        "Offsets that the group has not consumed, also those after an open transaction.",
         _GROUP_PLACE,
         (((lag.group, lag.topic, lag.partition), lag.lag) for lag in lags),
     )

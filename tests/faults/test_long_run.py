@@ -94,9 +94,9 @@ class SteppingClient:
         return took_s
 
     def _result(self, number: int) -> AnyResult:
-        answer = self._mailbox.poll_reply("c", number)
+        answer = self._mailbox.poll_answer("c", number)
         assert answer is not None
-        self._mailbox.forget_reply("c", number)
+        self._mailbox.forget_answer("c", number)
         (result,) = decode_answer(answer).results
         return result
 

@@ -78,7 +78,7 @@ def test_leader_that_loses_a_step_gives_no_wrong_answer(point: str, family: Proc
         assert rival.letters == (1 if point == "sequencer.letters_taken" else 0), "decided once, by one of the two"
         assert not first.leads
         assert first.try_lead() is False
-        answer = mailbox.poll_reply("c", 1)
+        answer = mailbox.poll_answer("c", 1)
         assert answer is not None
         (result,) = decode_answer(answer).results
         assert result.partitions == 3

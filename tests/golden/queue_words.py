@@ -74,14 +74,14 @@ class QueueWords:
         return Acknowledge(group, member, parts, producer.ref if producer else None)
 
     def ask_ack(self, producer: Any, settled: Mapping[str, Any], **more: Any) -> AnyRequest:
-        return self._acknowledge(AckOutcome.ACCEPT, producer, settled, **more)
+        return self._acknowledge(AckOutcome.ACK, producer, settled, **more)
 
     def ask_ack_every_second(self, producer: Any, tp: str, until: int, **more: Any) -> AnyRequest:
         """Accept offsets 1, 3, ... below `until`."""
-        return self._acknowledge(AckOutcome.ACCEPT, producer, {tp: list(range(1, until, 2))}, **more)
+        return self._acknowledge(AckOutcome.ACK, producer, {tp: list(range(1, until, 2))}, **more)
 
     def ask_nack(self, producer: Any, settled: Mapping[str, Any], **more: Any) -> AnyRequest:
-        return self._acknowledge(AckOutcome.RELEASE, producer, settled, **more)
+        return self._acknowledge(AckOutcome.NACK, producer, settled, **more)
 
     def ask_reject(self, producer: Any, settled: Mapping[str, Any], **more: Any) -> AnyRequest:
         return self._acknowledge(AckOutcome.REJECT, producer, settled, **more)

@@ -52,7 +52,7 @@ def open_transaction(player: Player) -> TransactionRef:
     client = player.world.new_id()
     player.world.put(client, 1, [InitProducer("etl", TIMEOUT_MS)], [])
     player.step()
-    (producer,) = player.world.take_reply(client, 1) or []
+    (producer,) = player.world.take_answer(client, 1) or []
     assert isinstance(producer, ProducerDone)
     ref = TransactionRef("etl", producer.producer_id, producer.producer_epoch)
     player.ask(CommitOffsets("g", [OffsetCommit("t", 0, 0)], ref))
@@ -163,7 +163,7 @@ def test_an_active_client_is_not_ended_by_a_leader_whose_clock_is_off(player: Pl
     player.step()
     player.world.put("active", 2, [InitProducer()], [])
     player.step()
-    assert player.world.take_reply("active", 2)
+    assert player.world.take_answer("active", 2)
     player.new_leader()
     player.step()
     assert player.leader.state.clients["active"].number == 2

@@ -327,7 +327,7 @@ def test_client_is_not_forgotten_while_its_decided_letter_cannot_be_deleted() ->
     heir, _ = world.sequencer()
     assert heir.try_lead()
     heir.step()
-    (created,) = world.take_reply("stuck", 1) or []
+    (created,) = world.take_answer("stuck", 1) or []
     assert (created.topic_id, len(heir.state.topics)) == (1, 1)
     files.undeletable = ""
     for _ in range(20):

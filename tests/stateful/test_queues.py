@@ -167,7 +167,7 @@ class Queues(RuleBasedStateMachine):
             )
         )
         part = Acknowledgement(*tp, first_message.epoch, outcome, [(first, count)], delay_ms, delivery)
-        ref = self.mq.current("tx") if inside and outcome is AckOutcome.ACCEPT else None
+        ref = self.mq.current("tx") if inside and outcome is AckOutcome.ACK else None
         messages = [self.messages.get((tp, offset)) for offset in range(first, first + count)]
         group = self.mq.state.groups[GROUP]
         is_owner = (group.assignments[tp].owner, group.assignments[tp].epoch) == (member, first_message.epoch)
@@ -181,7 +181,7 @@ class Queues(RuleBasedStateMachine):
         refused = [
             first + index
             for index, message in enumerate(messages)
-            if not may_settle[index] and not (message is not None and message.is_done and outcome is AckOutcome.ACCEPT)
+            if not may_settle[index] and not (message is not None and message.is_done and outcome is AckOutcome.ACK)
         ]
         result = self.ask(Acknowledge(GROUP, str(member), [part], ref))
         if ref is None and member in group.members:
@@ -206,7 +206,7 @@ class Queues(RuleBasedStateMachine):
             message.pending = True
             return
         message.owner = None
-        if outcome is AckOutcome.ACCEPT or (outcome is AckOutcome.EXPIRE and not self.keeps_expired):
+        if outcome is AckOutcome.ACK or (outcome is AckOutcome.EXPIRE and not self.keeps_expired):
             message.is_done = True
         elif outcome in (AckOutcome.REJECT, AckOutcome.EXPIRE):
             message.is_dying = True

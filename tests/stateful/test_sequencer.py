@@ -171,7 +171,7 @@ class SequencerMachine(RuleBasedStateMachine):
         self.settle()
         assert not self.open
         for key in sorted(self.unanswered):
-            self.check_reply(key)
+            self.check_answer_of(key)
         assert not self.unanswered
 
     @rule(ms=st.sampled_from([0, 1, 150, 400, 1500]))
@@ -256,7 +256,7 @@ class SequencerMachine(RuleBasedStateMachine):
         assert not zombie.try_lead()
         background.run()
         assert len(self.world.namespace.files.list("mailbox")) == waiting
-        assert not any(self.world.take_reply(*key) for key in self.open)
+        assert not any(self.world.take_answer(*key) for key in self.open)
         self.step_after_zombie()
 
     def step_after_zombie(self) -> None:
@@ -273,17 +273,17 @@ class SequencerMachine(RuleBasedStateMachine):
         for number in (2, 3):
             self.world.put(client_id, number, [InitProducer()], [])
         self.step()
-        assert self.world.take_reply(client_id, 2) is None
+        assert self.world.take_answer(client_id, 2) is None
         self.world.clock.sleep(GAP_MS + 1)
         self.step()
         for number in (2, 3):
-            (refusal,) = self.world.take_reply(client_id, number) or [None]
+            (refusal,) = self.world.take_answer(client_id, number) or [None]
             assert refusal.error == "CLIENT_ENDED"
 
     # -- invariants -------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Give the journal's new steps to the model, and compare its answers with the replies."""
+        """Give the journal's new steps to the model, and compare its answers with the answers."""
         self.world.remember_steps()
         for step in self.world.history[self.settled_steps :]:
             self.model.step = step.step
@@ -292,7 +292,7 @@ class SequencerMachine(RuleBasedStateMachine):
         self.settled_steps = len(self.world.history)
         for client_id, number in self.repeats:
             client = self.model.clients.get(client_id)
-            results = self.world.take_reply(client_id, number)
+            results = self.world.take_answer(client_id, number)
             if results is not None:
                 assert client
                 assert (number, outcomes(results)) == (client.number, client.results)
@@ -319,8 +319,8 @@ class SequencerMachine(RuleBasedStateMachine):
             producer = self.model.producers.pop(record.producer_id)
             assert now_ms - producer.seen_at_ms > EXPIRATION_MS
 
-    def check_reply(self, key: tuple[str, int]) -> None:
-        results = self.world.take_reply(*key)
+    def check_answer_of(self, key: tuple[str, int]) -> None:
+        results = self.world.take_answer(*key)
         assert results is not None
         assert outcomes(results) == self.model.clients[key[0]].results
         self.unanswered.remove(key)

@@ -239,12 +239,12 @@ class World(SideBySide):
         letter = Letter(client_id, number, requests, self.clock.now_ms())
         self.namespace.mailbox.put(client_id, number, letter_bytes(letter, rows), self.clock.now_ms())
 
-    def take_reply(self, client_id: str, number: int) -> list[Any] | None:
-        """Return the results of a letter, or None without a reply. A reply can be taken once."""
-        body = self.namespace.mailbox.poll_reply(client_id, number)
+    def take_answer(self, client_id: str, number: int) -> list[Any] | None:
+        """Return the results of a letter, or None without an answer. An answer can be taken once."""
+        body = self.namespace.mailbox.poll_answer(client_id, number)
         if body is None:
             return None
-        self.namespace.mailbox.forget_reply(client_id, number)
+        self.namespace.mailbox.forget_answer(client_id, number)
         answer = decode_answer(body)
         assert (answer.client_id, answer.number) == (client_id, number)
         return answer.results

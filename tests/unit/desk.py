@@ -44,7 +44,9 @@ class Desk:
             self.silent -= 1
             return
         results: Any = [self.result] * len(letter.requests)
-        self.mailbox.reply(name.client_id, name.number, encode_answer(Answer(name.client_id, name.number, 1, results)))
+        self.mailbox.put_answer(
+            name.client_id, name.number, encode_answer(Answer(name.client_id, name.number, 1, results))
+        )
         self.mailbox.discard([name])
 
     def ask(self) -> Any:

@@ -19,7 +19,7 @@ from lakemq.engine.protocol.values.transactions import EndTransaction
 
 Parts = list[tuple[AckOutcome, list[Range]]]
 
-ACCEPT, RELEASE, REJECT, EXPIRE = AckOutcome.ACCEPT, AckOutcome.RELEASE, AckOutcome.REJECT, AckOutcome.EXPIRE
+ACCEPT, RELEASE, REJECT, EXPIRE = AckOutcome.ACK, AckOutcome.NACK, AckOutcome.REJECT, AckOutcome.EXPIRE
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ def test_an_answer_is_noticed_without_looking_for_it_again_and_again(tmp_path: P
 
     def answer(number: int) -> None:
         results = [ProducerDone(number, 0)]
-        mailbox.reply("c", number, encode_answer(Answer("c", number, 1, results)))  # type: ignore[arg-type]
+        mailbox.put_answer("c", number, encode_answer(Answer("c", number, 1, results)))  # type: ignore[arg-type]
 
     for number in range(1, 6):  # from the second one on the folder exists and can be watched
         threading.Timer(0.15, answer, [number]).start()

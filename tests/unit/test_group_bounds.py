@@ -93,7 +93,7 @@ def test_acknowledgement_of_too_many_ranges_is_refused(mq: Harness) -> None:
 
     def acknowledge(count: int) -> Any:
         ranges = [(2 * i, 1) for i in range(count)]
-        return mq.one(Acknowledge("g", "C1", [Acknowledgement(2, 0, epoch, AckOutcome.ACCEPT, ranges)]))
+        return mq.one(Acknowledge("g", "C1", [Acknowledgement(2, 0, epoch, AckOutcome.ACK, ranges)]))
 
     assert acknowledge(MAX_RANGES).invalid == [0], "nothing was ever delivered"
     assert isinstance(acknowledge(MAX_RANGES + 1), Refusal)

@@ -103,9 +103,9 @@ def test_invalid_client_id_is_refused(files: Files, client_id: str):
     mailbox = Mailbox(files)
     for call in (
         lambda: mailbox.put(client_id, 1, b"", NOW_MS),
-        lambda: mailbox.reply(client_id, 1, b""),
-        lambda: mailbox.poll_reply(client_id, 1),
-        lambda: mailbox.forget_reply(client_id, 1),
+        lambda: mailbox.put_answer(client_id, 1, b""),
+        lambda: mailbox.poll_answer(client_id, 1),
+        lambda: mailbox.forget_answer(client_id, 1),
         lambda: mailbox.forget_client(client_id),
     ):
         with pytest.raises(ValueError, match="client id: found"):
@@ -210,52 +210,52 @@ def test_a_letter_has_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch):
     assert reason == "more than 10 bytes"
 
 
-# -- replies --------------------------------------------------------------------------------------------
+# -- answers --------------------------------------------------------------------------------------------
 
 
 def test_a_reply_is_there_until_it_is_forgotten(files: Files):
     client, sequencer = Mailbox(files), Mailbox(files)
-    assert client.poll_reply("c", 1) is None
-    sequencer.reply("c", 1, b"answer")
-    sequencer.reply("c", 2, b"")
-    assert client.poll_reply("c", 1) == b"answer"
-    assert client.poll_reply("c", 2) == b""
-    client.forget_reply("c", 1)
-    client.forget_reply("c", 1)
-    assert client.poll_reply("c", 1) is None
-    assert client.poll_reply("c", 2) == b""
+    assert client.poll_answer("c", 1) is None
+    sequencer.put_answer("c", 1, b"answer")
+    sequencer.put_answer("c", 2, b"")
+    assert client.poll_answer("c", 1) == b"answer"
+    assert client.poll_answer("c", 2) == b""
+    client.forget_answer("c", 1)
+    client.forget_answer("c", 1)
+    assert client.poll_answer("c", 1) is None
+    assert client.poll_answer("c", 2) == b""
 
 
 def test_a_reply_written_again_stands_in_place_of_the_first(files: Files):
     mailbox = Mailbox(files)
-    mailbox.reply("c", 1, b"")  # as a loss of power may leave a reply
-    mailbox.reply("c", 1, b"answer")
-    assert mailbox.poll_reply("c", 1) == b"answer"
+    mailbox.put_answer("c", 1, b"")  # as a loss of power may leave an answer
+    mailbox.put_answer("c", 1, b"answer")
+    assert mailbox.poll_answer("c", 1) == b"answer"
 
 
 def test_a_forgotten_client_leaves_nothing_and_others_stay(files: Files, tmp_path: Path):
     mailbox = Mailbox(files)
     for client_id in ("c", "cc"):
         for number in (1, 2):
-            mailbox.reply(client_id, number, b"answer")
+            mailbox.put_answer(client_id, number, b"answer")
     mailbox.forget_client("c")
     mailbox.forget_client("c")
     assert [path.name for path in (tmp_path / "replies").iterdir()] == ["cc"]
-    assert mailbox.poll_reply("cc", 2) == b"answer"
-    mailbox.reply("c", 3, b"late")
-    assert mailbox.poll_reply("c", 3) == b"late"
+    assert mailbox.poll_answer("cc", 2) == b"answer"
+    mailbox.put_answer("c", 3, b"late")
+    assert mailbox.poll_answer("c", 3) == b"late"
 
 
 def test_the_age_of_replies_is_by_the_stores_time(files: Files, tmp_path: Path):
     mailbox = Mailbox(files)
-    mailbox.reply("c", 1, b"")
-    mailbox.reply("c", 2, b"")
+    mailbox.put_answer("c", 1, b"")
+    mailbox.put_answer("c", 2, b"")
     os.utime(tmp_path / "replies/c/0000000002", (1_000, 1_000))
     files.put("replies/-no client/1", b"")
     assert mailbox.list_answered_clients() == ["c"]
-    age_ms = mailbox.store_time_ms() - (mailbox.last_reply_ms("c") or 0)
+    age_ms = mailbox.store_time_ms() - (mailbox.last_answer_ms("c") or 0)
     assert 0 <= age_ms < 60_000
-    assert mailbox.last_reply_ms("nobody") is None
+    assert mailbox.last_answer_ms("nobody") is None
     assert mailbox.list_answered_clients() == ["c"]
 
 

@@ -264,7 +264,7 @@ def hold_messages_elsewhere(world: QueueWorld) -> Callable[[], None]:
     world.ask(Acquire("g", "elsewhere-1", [WantedMessages(*place, 6)]))
 
     def accept_first() -> None:
-        world.ask(Acknowledge("g", "elsewhere-1", [Acknowledgement(*place, AckOutcome.ACCEPT, [(0, 1)])]))
+        world.ask(Acknowledge("g", "elsewhere-1", [Acknowledgement(*place, AckOutcome.ACK, [(0, 1)])]))
 
     return accept_first
 

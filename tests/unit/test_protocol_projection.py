@@ -190,7 +190,7 @@ def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
         return
     outcome, ref = chance.choice(list(AckOutcome)), None
     if chance.random() < 0.4 and "x" in mq.state.transactions:
-        outcome, ref = AckOutcome.ACCEPT, mq.current("x")
+        outcome, ref = AckOutcome.ACK, mq.current("x")
     stretch = chance.choice(deliveries.list_acquired_stretches())
     part = Acknowledgement(*tp, assignment.epoch, outcome, [(stretch.first, chance.randint(1, stretch.length))], 0)
     mq.ask(Acknowledge("q", member, [part], ref))

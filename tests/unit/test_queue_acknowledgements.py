@@ -215,7 +215,7 @@ def test_interrupted_flush_loses_no_acknowledgement(mq: Connection, monkeypatch:
 
 def test_large_acknowledgements_are_split_into_requests() -> None:
     ranges = [(2 * i, 1) for i in range(MAX_RANGES + 10)]
-    parts = [Acknowledgement(1, p, 5, AckOutcome.ACCEPT, ranges, 7) for p in range(2)]
+    parts = [Acknowledgement(1, p, 5, AckOutcome.ACK, ranges, 7) for p in range(2)]
     shares = split_into_requests(parts)
     assert [sum(len(part.ranges) for part in share) <= MAX_RANGES for share in shares] == [True] * len(shares)
     for part in parts:

@@ -30,7 +30,7 @@ def test_rate_is_progress_in_the_window_divided_by_its_length() -> None:
     assert Consumption(0, {}, {"g": {(1, 0): 5}}).rate("g", {(1, 0): 0}) == 0
 
 
-# -- the rows behind it -------------------------------------------------------------------------------------
+# -- the rows after it -------------------------------------------------------------------------------------
 
 pytestmark_served = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lakemq.engine.client.transactions.manager import CommitReply
+from lakemq.engine.client.transactions.manager import CommitAnswer
 from lakemq.engine.protocol.values.log import Published
 from lakemq.errors import InvalidTxnState, LakeMQError, StaleTopicMetadata, UnknownTopicId
 
@@ -37,11 +37,11 @@ PUBLISHED = Published([])
     ids=["parts accepted", "no parts", "a part is stale", "a part cannot be built again", "offsets cannot be stale"],
 )
 def test_only_stale_parts_can_be_built_again(replies: list[Any], part_count: int, cause: LakeMQError | None):
-    reply = CommitReply(build_future(REFUSED), [build_future(answer) for answer in replies])
+    reply = CommitAnswer(build_future(REFUSED), [build_future(answer) for answer in replies])
     assert reply.find_cause(part_count) is cause
 
 
 def test_a_repeated_commit_does_not_know_the_places_of_its_parts():
     replies = [build_future(STALE), build_future(PUBLISHED)]
-    assert CommitReply(build_future(None), replies).list_published(2) == [Published([]), PUBLISHED]
-    assert CommitReply(build_future(REFUSED), replies).list_published(2) == [None, PUBLISHED]
+    assert CommitAnswer(build_future(None), replies).list_published(2) == [Published([]), PUBLISHED]
+    assert CommitAnswer(build_future(REFUSED), replies).list_published(2) == [None, PUBLISHED]

@@ -38,7 +38,7 @@ from lakemq.engine.protocol.values.clients import Client
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteTopic
-from lakemq.engine.sequencer.letters.replies import MAX_TRIES, SWEEP_MS, UNFETCHED_MS, Replies
+from lakemq.engine.sequencer.letters.answers import MAX_TRIES, SWEEP_MS, UNFETCHED_MS, MailboxAnswers
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
 
@@ -103,7 +103,7 @@ def test_a_letter_that_cannot_be_withdrawn_is_of_unknown_outcome(tmp_path: Path)
 def test_empty_reply_is_no_answer(tmp_path: Path):
     desk = Desk(tmp_path)
     desk.silent = 1
-    desk.mailbox.reply("c1", 1, b"")
+    desk.mailbox.put_answer("c1", 1, b"")
     with pytest.raises(RequestTimedOut):
         desk.ask()
 
@@ -151,7 +151,7 @@ def test_closed_requester_sends_nothing_and_leaves_no_reply(tmp_path: Path):
 def test_a_reply_is_deleted_while_the_next_answer_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """On a store the deletion is a request. The caller must not wait for it, and neither must the next letter.
 
-    The folder is never empty meanwhile: a gateway to a disk would remove it while the next reply is put.
+    The folder is never empty meanwhile: a gateway to a disk would remove it while the next answer is put.
     """
     desk = Desk(tmp_path)
     events: list[str] = []
@@ -170,7 +170,7 @@ def test_a_reply_is_deleted_while_the_next_answer_is_awaited(tmp_path: Path, mon
     monkeypatch.setattr(desk.files, "delete", record_delete)
     for _ in range(4):
         desk.ask()
-    once = ["put mailbox", "put replies"]
+    once = ["put mailbox", "put answers"]
     first, second = "delete replies/c1/0000000001", "delete replies/c1/0000000002"
     assert events == [*once, *once, *once, first, *once, second]
     assert desk.files.list("replies/c1") == ["replies/c1/0000000003", "replies/c1/0000000004"]
@@ -196,8 +196,8 @@ def test_looks_for_a_late_answer_take_at_most_half_of_the_time(tmp_path: Path, m
     def look_slowly(*_: Any) -> None:
         ManualClock.sleep(clock, look_ms)
 
-    monkeypatch.setattr(desk.mailbox, "poll_reply", look_slowly)
-    monkeypatch.setattr(desk.mailbox, "watch_replies", lambda _: None)
+    monkeypatch.setattr(desk.mailbox, "poll_answer", look_slowly)
+    monkeypatch.setattr(desk.mailbox, "watch_answers", lambda _: None)
     with pytest.raises(RequestTimedOut):
         requester.ask(InitProducer())
     unseen_ms, *pauses_ms = clock.pauses_ms
@@ -252,16 +252,16 @@ def test_a_silence_is_logged_once_over_all_attempts(
     assert len(caplog.records) == 2
 
 
-# -- Replies: one that cannot be written delays no other, and none stays forever -------------------------
+# -- Answers: one that cannot be written delays no other, and none stays forever -------------------------
 
 
 class Counter:
-    """The sequencer's side that writes replies."""
+    """The sequencer's side that writes answers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.files = folder, FaultyFiles(str(folder))
         self.mailbox, self.clock, self.background = Mailbox(self.files), ManualClock(), Background()
-        self.replies = Replies(self.mailbox, self.clock, self.background)
+        self.replies = MailboxAnswers(self.mailbox, self.clock, self.background)
         self.state = State()
 
     def send(self, *client_ids: str) -> None:
@@ -272,7 +272,7 @@ class Counter:
     def seconds_pass(self, seconds: int) -> None:
         for _ in range(seconds):
             self.clock.sleep(1_000)
-            self.replies.retry_replies(self.state)
+            self.replies.retry_answers(self.state)
 
     def sweep(self) -> list[str]:
         self.replies.sweep_if_due(self.state)
@@ -300,7 +300,7 @@ def test_a_reply_that_cannot_be_given_is_tried_again_for_a_while(
         counter.seconds_pass(3)
         counter.files.unwritable = ""
         counter.seconds_pass(5)
-    assert counter.mailbox.poll_reply("b", 1) is not None
+    assert counter.mailbox.poll_answer("b", 1) is not None
     assert len(caplog.records) == 1
     puts = len(counter.files.puts)
     counter.seconds_pass(100)
@@ -333,12 +333,12 @@ def test_obstacle_in_place_of_a_reply_blocks_no_other(counter: Counter, tmp_path
         place.parent.mkdir()
         place.touch()
     counter.send("a", "b", "c")
-    assert counter.mailbox.poll_reply("c", 1) is not None
+    assert counter.mailbox.poll_answer("c", 1) is not None
     counter.seconds_pass(100)
-    assert counter.mailbox.poll_reply("a", 1) is not None
+    assert counter.mailbox.poll_answer("a", 1) is not None
 
 
-# -- replies that no client fetches -------------------------------------------------------------------------
+# -- answers that no client fetches -------------------------------------------------------------------------
 
 
 def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter) -> None:

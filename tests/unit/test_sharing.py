@@ -100,7 +100,7 @@ def test_all_files_belong_to_the_group_under_any_umask(folder: Path, others_mode
     try:
         namespace = open_namespace(str(folder), create=True, shared_with_group=True)
         namespace.mailbox.put("c", 1, b"", 0)
-        namespace.mailbox.reply("c", 1, b"")
+        namespace.mailbox.put_answer("c", 1, b"")
         with namespace.files.open_output("messages/f.parquet"):
             pass
     finally:

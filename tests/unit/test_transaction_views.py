@@ -103,7 +103,7 @@ def test_log_views_show_what_a_fetch_returns(history: MixedHistory, view: str, i
 
 
 def test_log_shows_more_than_log_committed(history: MixedHistory):
-    """The history must contain aborted messages, and messages behind an open transaction."""
+    """The history must contain aborted messages, and messages after an open transaction."""
     (counts,) = sql(
         history.mq,
         """SELECT count(*) AS rows, count(*) FILTER (transactional) AS transactional,

@@ -289,7 +289,7 @@ def test_a_leader_trims_as_it_merges(world: World) -> None:
         world.namespace.mailbox.put(client_id, 1, letter, now_ms)
         leader.step()
         background.run()
-        return world.take_reply(client_id, 1)
+        return world.take_answer(client_id, 1)
 
     def table(name: str) -> pa.Table:
         return world.namespace.store.open(BY_NAME[name]).read()

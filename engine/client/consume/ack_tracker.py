@@ -60,7 +60,7 @@ class AckTracker:
         """Delivery count -> offsets that were shown with it. Each offset is listed under its newest delivery only."""
         self._open = Spans()
         """Shown, without an outcome."""
-        self._accepted = Spans()
+        self._acked = Spans()
         self._pending: dict[PendingOutcome, Spans] = {}
         """Outcomes that are not sent yet."""
         self._refused = Spans()
@@ -100,7 +100,7 @@ class AckTracker:
     @property
     def brought_end(self) -> int:
         """The offset after the last message that is open or accepted; 0 if there is none."""
-        return max((end for spans in (self._open, self._accepted) for _, end in spans), default=0)
+        return max((end for spans in (self._open, self._acked) for _, end in spans), default=0)
 
     def list_open_spans(self) -> list[Span]:
         return list(self._open)
@@ -149,7 +149,7 @@ class AckTracker:
             for shown in self._shown.values():
                 shown.remove(*span)
             self._shown.setdefault(stretch.deliveries, Spans()).add(*span)
-            self._accepted.remove(*span)
+            self._acked.remove(*span)
             self._unconfirmed.remove(*span)
             for first, end in messages.within(*span):
                 self._open.add(first, end)
@@ -157,7 +157,7 @@ class AckTracker:
                 for first, end in expired.within(*gap):
                     self._add_outcome(PendingOutcome(AckOutcome.EXPIRE, stretch.deliveries), first, end)
                 for first, end in expired.missing(*gap):
-                    self._add_outcome(PendingOutcome(AckOutcome.ACCEPT, stretch.deliveries), first, end)
+                    self._add_outcome(PendingOutcome(AckOutcome.ACK, stretch.deliveries), first, end)
 
     def hide(self, stretches: Iterable[Stretch]) -> None:
         """Undo `show` for messages that the user has not seen."""
@@ -189,7 +189,7 @@ class AckTracker:
         refused: list[Span] = []
         for first, end, deliveries in spans:
             for gap in self._open.missing(first, end):
-                refused += self._accepted.missing(*gap) if outcome is AckOutcome.ACCEPT else [gap]
+                refused += self._acked.missing(*gap) if outcome is AckOutcome.ACK else [gap]
             if deliveries is not None:  # the caller may name an earlier delivery than the member has now
                 shown = self._shown.get(deliveries, Spans())
                 refused += (gap for span in self._open.within(first, end) for gap in shown.missing(*span))
@@ -202,9 +202,9 @@ class AckTracker:
 
     def _add_outcome(self, pending: PendingOutcome, first: int, end: int) -> None:
         self._pending.setdefault(pending, Spans()).add(first, end)
-        if pending.outcome in (AckOutcome.ACCEPT, AckOutcome.EXPIRE):
-            self._accepted.add(first, end)
-        elif pending.outcome in (AckOutcome.RELEASE, AckOutcome.UNSEEN):
+        if pending.outcome in (AckOutcome.ACK, AckOutcome.EXPIRE):
+            self._acked.add(first, end)
+        elif pending.outcome in (AckOutcome.NACK, AckOutcome.UNSEEN):
             self._returning.add(first, end)
 
     def collect_single_acks(self) -> list[Span]:
@@ -213,7 +213,7 @@ class AckTracker:
         if not count:
             return []
         spans: list[DeliverySpan] = [(*span, 1) for span in group_into_spans(self.single_acks[:count])]
-        refused = self.record(AckOutcome.ACCEPT, spans)
+        refused = self.record(AckOutcome.ACK, spans)
         del self.single_acks[:count]  # after they are recorded: an interrupt before would lose them
         return refused
 
@@ -265,12 +265,12 @@ class AckTracker:
         """Note a refusal. Messages that the member still has are open again after the next `follow`."""
         self._followed = None
         for first, count in acknowledgement.ranges:
-            self._accepted.remove(first, first + count)
+            self._acked.remove(first, first + count)
             self._refused.add(first, first + count)
 
     def follow(self, deliveries: Deliveries) -> None:
         """Take in the group's state: close messages that are acknowledged, or that the member does not have now."""
-        self._accepted.add(0, deliveries.start)
+        self._acked.add(0, deliveries.start)
         for shown in self._shown.values():
             shown.remove(0, deliveries.start)
         self._open.remove(0, deliveries.start)
@@ -278,7 +278,7 @@ class AckTracker:
             if stretch.status is not DeliveryStatus.ACQUIRED:
                 self._open.remove(stretch.first, stretch.end)
             if stretch.status is DeliveryStatus.ACKNOWLEDGED:
-                self._accepted.add(stretch.first, stretch.end)
+                self._acked.add(stretch.first, stretch.end)
         for stretch in deliveries.list_acquired_stretches() if self._refused else ():
             shown = self._shown.get(stretch.deliveries, Spans())
             for refused in self._refused.within(stretch.first, stretch.end):

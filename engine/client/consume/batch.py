@@ -50,7 +50,7 @@ _SENTENCES = {
     PollOutcome.NOT_ASSIGNED: "The group is still sharing its partitions: this consumer has just joined, or the group "
     "waits for a member that is lost or has not given up its partitions.",
     PollOutcome.NOT_YET: "More is left in this consumer's partitions, but it cannot be read now: it is paused, "
-    "delayed, not acknowledged, behind an open transaction, or took longer than the poll waited.",
+    "delayed, not acknowledged, after an open transaction, or took longer than the poll waited.",
 }
 
 

@@ -155,7 +155,7 @@ class Consumer(ProcessBound, ABC):
         The loop ends when the consumer is closed, by the loop itself or by another thread; and with
         `consumer_timeout_ms`, when no message has come for so long. That says nothing about what is left: see `lag`.
         Messages are read 500 at a time, but each counts as read when the loop gets it. So `position`, and a `commit`
-        without arguments, are just behind the last message that the loop got; what it did not get, the next `poll` or
+        without arguments, are just after the last message that the loop got; what it did not get, the next `poll` or
         loop reads. Raises what `poll` raises.
         """
         return iterate(

@@ -177,7 +177,7 @@ class GroupEnds:
         with self._lock.own:
             self._member.check_open()
             membership = self._member.membership
-            progress = {p: partition for p, partition in membership.read_progress().items() if p in ends}
+            progress = {tp: partition for tp, partition in membership.read_progress().items() if tp in ends}
             remainder = find_remainder_by_group(ends, progress, self._list_positions(), membership.member_id)
             if any(part.owner == OWN for part in remainder.values()):
                 return remainder

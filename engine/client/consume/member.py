@@ -272,7 +272,7 @@ class Member:
     def find_still_owned(self, batch: ConsumerBatch) -> list[TopicPartition]:
         """Return the partitions of the batch that the member has under the assignment under which it was read."""
         owned = self.membership.read_view().owned
-        return [p for p in batch.offsets if p in owned and owned[p].epoch == batch.offsets.epochs.get(p)]
+        return [tp for tp in batch.offsets if tp in owned and owned[tp].epoch == batch.offsets.epochs.get(tp)]
 
     def read_committed(self) -> dict[TopicPartition, OffsetCommit]:
         """Return what the group has committed of the partitions that the user knows of."""
@@ -322,7 +322,7 @@ class MemberPartitions:
         The positions of others stay until they are reported as lost, because they may still be committed.
         """
         partitions, current = self._member.partitions, self._member.membership.read_view(newest).owned
-        owned = {p: current[p] for p, old in partitions.items() if p in current and current[p].epoch == old.epoch}
+        owned = {tp: current[tp] for tp, old in partitions.items() if tp in current and current[tp].epoch == old.epoch}
         self.revoked = {tp for tp, partition in owned.items() if partition.is_paused}
         for tp, partition in owned.items():
             if tp not in positions.by_partition:
@@ -394,7 +394,7 @@ class PositionHolder:
 
     def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
         partitions = self._member.partitions
-        return {p: partition for p, partition in owned.items() if not partition.is_paused and p not in partitions}
+        return {tp: partition for tp, partition in owned.items() if not partition.is_paused and tp not in partitions}
 
     def take(self, new: OwnedPartitions) -> None:
         self._reader.read_bounds()

@@ -32,7 +32,7 @@ class OwnedPartition:
         start_offset: where the member begins to read; None: as its `auto_offset_reset` says.
         is_paused: the member is to give the partition up.
         committed: what the group has committed.
-        deliveries: in a queue group, what became of the messages behind the committed offset.
+        deliveries: in a queue group, what became of the messages after the committed offset.
         since_ms: when the partition came into its status.
     """
 

@@ -210,7 +210,7 @@ class AssignedPartitions:
         existing = self._find_bounds(topics, self._parts.fetcher.isolation, newest)
         for topic, partition in self._assigned - existing.keys():
             raise unknown_partition(topic, partition, sum(name == topic for name, _ in existing))
-        bounds = {p: of for p, of in existing.items() if p[0] in self._topics or p in self._assigned}
+        bounds = {tp: of for tp, of in existing.items() if tp[0] in self._topics or tp in self._assigned}
         positions.follow(bounds, are_new=self._has_begun)
         self._has_begun = True
         return bounds

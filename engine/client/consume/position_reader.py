@@ -32,7 +32,7 @@ class ReadPosition:
         offset: the next offset to read; None: not known yet.
         is_new: the partition was added after the consumer began. Without a committed offset it is read from its start,
             because the consumer is to get all that it ever held.
-        is_group_start: the group decided where to begin here. If offsets behind that are deleted, the consumer passes
+        is_group_start: the group decided where to begin here. If offsets after that are deleted, the consumer passes
             over them, and its own `auto_offset_reset` does not count.
     """
 
@@ -351,7 +351,7 @@ class PositionReader:
         after = {tp: replace(before[tp], offset=end) for tp, end in ends.items()}
         moves |= {tp: (moves[tp][0] if tp in moves else before[tp], position) for tp, position in after.items()}
         # Partitions read last come last. One assignment, because an interrupt may come at any time.
-        self.positions.by_partition = {**{p: position for p, position in before.items() if p not in after}, **after}
+        self.positions.by_partition = {**{tp: position for tp, position in before.items() if tp not in after}, **after}
 
     def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
         """Move positions back to where they were before a poll that failed."""
@@ -431,7 +431,7 @@ class PositionReader:
         if named is not None:
             offsets = parse_partition_offsets("what", named)
         else:
-            offsets = {p: at.offset for p, at in self.positions.by_partition.items() if at.offset is not None}
+            offsets = {tp: at.offset for tp, at in self.positions.by_partition.items() if at.offset is not None}
         return self._partitions.build_offsets(offsets, self._list_topic_ids())
 
 

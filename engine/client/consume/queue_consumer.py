@@ -109,7 +109,7 @@ class QueueConsumer(MemberConsumer):
             self._member.check_open()
             self._ack_sender.collect_single_acks()
             self._ack_sender.refusals.raise_invalid()
-            self._reader.accepts_previous = True
+            self._reader.acks_previous = True
         batch: QueueBatch = super()._poll(max_records, timeout_ms, poll_ms, is_patient)
         return batch
 
@@ -140,7 +140,7 @@ class QueueConsumer(MemberConsumer):
                 with self._lock.own:
                     self._ack_sender.send()
             return
-        self._record(AckOutcome.ACCEPT, what)
+        self._record(AckOutcome.ACK, what)
 
     def ack_through(self, what: Message | ConsumerBatch | Mapping[TopicPartition, int]) -> None:
         """Accept all messages that the member was given up to this message or batch, without waiting.
@@ -160,7 +160,7 @@ class QueueConsumer(MemberConsumer):
         else:
             ends = {tp: parse_whole_number("what", end, 0) for tp, end in parse_partition_offsets("what", what).items()}
         with self._lock.own:
-            self._partitions.accept_through(ends, what.offsets if isinstance(what, ConsumerBatch) else None)
+            self._partitions.ack_through(ends, what.offsets if isinstance(what, ConsumerBatch) else None)
 
     def nack(self, what: Messages, delay_ms: int | None = None, error: str = "") -> None:
         """Give messages back, without waiting: they are delivered again.
@@ -178,7 +178,7 @@ class QueueConsumer(MemberConsumer):
             FencedMemberEpoch, InvalidRecordState: as `ack` does.
         """
         delay_ms = None if delay_ms is None else parse_whole_number("delay_ms", delay_ms, 0, 2**40)
-        self._record(AckOutcome.RELEASE, what, delay_ms, shorten_error(error))
+        self._record(AckOutcome.NACK, what, delay_ms, shorten_error(error))
 
     def reject(self, what: Messages, error: str = "") -> None:
         """Make messages dead letters at once, without waiting: they are never delivered again.
@@ -206,7 +206,7 @@ class QueueConsumer(MemberConsumer):
             owned = self._partitions.read_owned()
             still_owned = [tp for tp in self._member.find_still_owned(batch) if tp in owned]
             spans = spans_of_messages(batch)
-            self._partitions.release_open({p: spans[p] for p in spans if p in still_owned}, owned)
+            self._partitions.nack_open({tp: spans[tp] for tp in spans if tp in still_owned}, owned)
             return len(still_owned) == len(batch.offsets)
 
     def flush(self, timeout_ms: int | None = None) -> None:

@@ -187,7 +187,7 @@ class DeliveryPlanner:
 
         `moves` is extended first, so that an interrupted poll can hide the messages again.
         """
-        shown, acceptances = {}, []
+        shown, acks = {}, []
         for tp, stretches in selection.stretches.items():
             tracker = self._trackers[tp]
             moves[tp] = (tracker, [*moves[tp][1], *stretches] if tp in moves else stretches)
@@ -199,9 +199,9 @@ class DeliveryPlanner:
             for stretch in stretches:
                 # The tracker itself accepts offsets that hold no message.
                 if spans := list(messages.within(*stretch.span)):
-                    acceptances.append(tracker.build_acknowledgement(AckOutcome.ACCEPT, stretch, spans))
+                    acks.append(tracker.build_acknowledgement(AckOutcome.ACK, stretch, spans))
         self._pace.note(self.count_open())
-        return shown, acceptances
+        return shown, acks
 
     def plan_next(
         self, owned: Mapping[TopicPartition, OwnedPartition], max_count: int, paused_by_user: Container[TopicPartition]
@@ -228,8 +228,8 @@ class DeliveryPlanner:
             for tp, partition in self._put_last_shown_at_end(owned).items()
             if not partition.is_paused and tp not in paused_by_user and partition.deliveries
         }
-        acquired_count = sum(partition.deliveries.held_count for partition in owned.values() if partition.deliveries)
-        room = max(0, min(max_count, 2 * self.settings.max_unacknowledged - acquired_count))
+        held_count = sum(partition.deliveries.held_count for partition in owned.values() if partition.deliveries)
+        room = max(0, min(max_count, 2 * self.settings.max_unacknowledged - held_count))
         available, last_deliveries = {}, []
         for tp, partition in open_for_more.items():
             assert partition.deliveries is not None
@@ -239,7 +239,7 @@ class DeliveryPlanner:
             ranges = partition.deliveries.next_ranges(self.settings.policy, end, room, now_ms)
             available[tp] = sum(count for _, count in ranges)
         if last_deliveries:
-            available = {} if acquired_count else {last_deliveries[0]: 1}
+            available = {} if held_count else {last_deliveries[0]: 1}
         counts = divide_room(available, room)
         # Messages may have been deleted while the member had them, or while they were dying. Any request for the
         # partition, even for 0 messages, makes the group pass over them.

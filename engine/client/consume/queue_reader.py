@@ -39,7 +39,7 @@ class UnseenDeliveries:
 
     def __init__(self, batch: QueueBatch, holder: QueuePartitions) -> None:
         """Hide the messages of this poll from the trackers. holder: of the consumer."""
-        self._holder, self._given_back_before = holder, holder.given_back_count
+        self._holder, self._nacked_before = holder, holder.nacked_count
         self._trackers_at_poll = {tp: holder.trackers[tp] for tp in batch.shown}
         try:
             self.messages = list(batch)
@@ -61,7 +61,7 @@ class UnseenDeliveries:
         tracker = self._holder.trackers.get(tp)
         if tracker is None or tracker is not self._trackers_at_poll[tp] or tp in self._holder.paused_by_user:
             return False
-        if self._holder.given_back_count != self._given_back_before or not tracker.find_unshown([stretch]):
+        if self._holder.nacked_count != self._nacked_before or not tracker.find_unshown([stretch]):
             return False
         tracker.show([stretch], Spans([stretch.span]), Spans())
         return True
@@ -101,7 +101,7 @@ class QueuePartitions:
         self._member, self.trackers, self._ack_sender = member, trackers, ack_sender
         self._planner, self._fetcher = planner, fetcher
         self.paused_by_user: set[TopicPartition] = set()
-        self.given_back_count = 0
+        self.nacked_count = 0
         """How often the user has given messages back."""
 
     def read_owned(self, newest: bool = True) -> dict[TopicPartition, OwnedPartition]:
@@ -117,7 +117,7 @@ class QueuePartitions:
         if view.queue_settings is not None:
             self._fetcher.isolation = view.queue_settings.isolation
         trackers = self.trackers
-        return {p: owned for p, owned in view.owned.items() if p in trackers and trackers[p].epoch == owned.epoch}
+        return {tp: owned for tp, owned in view.owned.items() if tp in trackers and trackers[tp].epoch == owned.epoch}
 
     # -- the outcomes of messages ---------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class QueuePartitions:
         """
         spans, batch = spans_of_messages(messages), messages if isinstance(messages, ConsumerBatch) else None
         trackers, errors = self._find_trackers(spans, batch.offsets if batch else None)
-        self.given_back_count += outcome is AckOutcome.RELEASE
+        self.nacked_count += outcome is AckOutcome.NACK
         self._ack_sender.collect_single_acks()
         for tp, tracker in trackers.items():
             to_record = spans[tp] if batch is None else tracker.find_open(spans[tp])
@@ -146,7 +146,7 @@ class QueuePartitions:
         self._ack_sender.send()
         raise_chain(errors)
 
-    def accept_through(self, ends: Mapping[TopicPartition, int], read: ConsumedOffsets | None) -> None:
+    def ack_through(self, ends: Mapping[TopicPartition, int], read: ConsumedOffsets | None) -> None:
         """Accept all open messages before these offsets, and send that without waiting.
 
         Args:
@@ -161,20 +161,20 @@ class QueuePartitions:
         for tp, tracker in trackers.items():
             end = ends[tp]
             spans = [(first, min(until, end), None) for first, until in tracker.list_open_spans() if first < end]
-            tracker.record(AckOutcome.ACCEPT, spans)
+            tracker.record(AckOutcome.ACK, spans)
         self._ack_sender.send()
         raise_chain(errors)
 
-    def release_open(
+    def nack_open(
         self, spans: Mapping[TopicPartition, Iterable[DeliverySpan]], owned: Mapping[TopicPartition, OwnedPartition]
     ) -> None:
         """Give back the open messages of these spans. owned: partitions that the member has."""
-        self.given_back_count += 1
+        self.nacked_count += 1
         for tp, partition_spans in spans.items():
             if (deliveries := owned[tp].deliveries) is not None:
                 tracker = self.trackers[tp]
                 tracker.follow(deliveries)  # an aborted transaction has given its messages back already
-                tracker.record(AckOutcome.RELEASE, tracker.find_open(partition_spans))
+                tracker.record(AckOutcome.NACK, tracker.find_open(partition_spans))
         self._ack_sender.send()
 
     def _find_trackers(
@@ -295,7 +295,7 @@ class QueueReader:
     """Reads the messages of one consumer, which holds its lock for every call, unless `partition_reader` says not.
 
     Attributes:
-        accepts_previous: a poll has begun, and has not yet acknowledged the messages of the poll before it (ack.mode
+        acks_previous: a poll has begun, and has not yet acknowledged the messages of the poll before it (ack.mode
             auto).
     """
 
@@ -311,7 +311,7 @@ class QueueReader:
         self._parts, self._member, self._holder = parts, member, holder
         self._trackers, self._ack_sender, self._planner = holder.trackers, ack_sender, planner
         self.paused_by_user = holder.paused_by_user
-        self.accepts_previous = False
+        self.acks_previous = False
         self._view: MembershipView | None = None
         """The view with which the poll has begun, until it is used."""
 
@@ -335,11 +335,11 @@ class QueueReader:
         acquired already and still unshown.
         """
         owned = self._find_owned()
-        if self.accepts_previous and self._planner.is_auto_ack:
+        if self.acks_previous and self._planner.is_auto_ack:
             for tracker in self._trackers.values():
                 if tracker.has_open:
-                    tracker.record(AckOutcome.ACCEPT, [(*span, None) for span in tracker.list_open_spans()])
-        self.accepts_previous = False
+                    tracker.record(AckOutcome.ACK, [(*span, None) for span in tracker.list_open_spans()])
+        self.acks_previous = False
         max_records = self._planner.limit_poll(max_records)
         working = {tp: partition for tp, partition in owned.items() if self._trackers[tp].has_work(partition)}
         selection = self._planner.select(working, max_records, self.paused_by_user)
@@ -347,14 +347,14 @@ class QueueReader:
         parts = self._parts.fetcher.fetch_topics(selection.starts, selection.ends, topic_ids, owned)
         if parts is None:
             return None
-        shown, acceptances = self._planner.show(selection, parts, working, moves)
+        shown, acks = self._planner.show(selection, parts, working, moves)
         next_messages: list[WantedMessages] = []
         if self._ack_sender.acquire_request is None:  # at most one request is under way
             next_messages = self._planner.plan_next(working, max_records - selection.unshown_count, self.paused_by_user)
         self._ack_sender.send(next_messages)
         offsets = self._member.build_offsets(selection.ends, topic_ids)
         if not self._planner.is_auto_ack:  # otherwise the next poll acknowledges, and a transaction must not
-            offsets = ConsumedMessages(offsets, acceptances, self._has_open)
+            offsets = ConsumedMessages(offsets, acks, self._has_open)
         batch = QueueBatch(self._parts.group, parts, offsets, shown)
         batch.ownership = self._member.find_ownership(batch.offsets)
         return batch
@@ -367,14 +367,14 @@ class QueueReader:
         self._ack_sender.collect_answers()
         return self._holder.read_owned()
 
-    def _has_open(self, acceptances: Sequence[Acknowledgement]) -> bool:
+    def _has_open(self, acks: Sequence[Acknowledgement]) -> bool:
         """Return whether some of these messages have no outcome yet.
 
         True for a partition that has moved: this consumer does not know any more, and the group decides.
         """
         with self._parts.lock.own:
             self._ack_sender.collect_single_acks()
-            for part in acceptances:
+            for part in acks:
                 tracker = self._ack_sender.find_tracker(part)
                 spans = [(first, first + count, part.deliveries) for first, count in part.ranges]
                 if tracker is None or tracker.find_open(spans):

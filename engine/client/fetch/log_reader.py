@@ -226,7 +226,7 @@ def _count_lacking_offsets(segments: pa.Table, ranges: Sequence[OffsetRange]) ->
     starts, ends = _find_bounds(segments, ranges)
     base, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
     counts = np.minimum(last + 1, ends) - np.maximum(base, starts)
-    # an abort behind the range has no offset in it
+    # an abort after the range has no offset in it
     return sum(range_.end - range_.start for range_ in ranges) - int(counts[counts > 0].sum())
 
 

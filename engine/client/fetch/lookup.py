@@ -1,7 +1,7 @@
 """Look-ups of segments for a fetch, in the table and in the tail.
 
 It needs all segments of its ranges, data and markers: together they have every offset, so that a lost one is noticed.
-Committed reads also need the aborts behind the ranges, which may end transactions in them.
+Committed reads also need the aborts after the ranges, which may end transactions in them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Lookup:
     Attributes:
         ranges: at least one, each of another partition.
         committed: also find aborts in these partitions, of transactions that begin before the last of the ranges ends.
-            The marker of an abort comes after all messages that it aborts, so it may be behind the end of the range.
+            The marker of an abort comes after all messages that it aborts, so it may be after the end of the range.
     """
 
     topic_id: int

@@ -266,7 +266,7 @@ def _find_row_groups(starts: Numbers, ranges: _FileRanges) -> list[int]:
         raise _misplaced_error(ranges.file_id)
     first_group = np.searchsorted(starts, ranges.first_rows, side="right") - 1
     last_group = np.searchsorted(starts, ranges.ends, side="left") - 1
-    # Add 1 where a range begins and subtract 1 behind its last group: the running sum counts ranges per group.
+    # Add 1 where a range begins and subtract 1 after its last group: the running sum counts ranges per group.
     changes = np.zeros(len(starts), np.int64)
     np.add.at(changes, first_group, 1)
     np.add.at(changes, last_group + 1, -1)

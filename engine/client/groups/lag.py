@@ -238,7 +238,7 @@ def _find_version(handle: TableHandle, at_ms: int) -> tuple[int, int]:
 
 
 def _read_done(handle: TableHandle) -> Done:
-    """Return how many offsets each group is done with: before its committed offset, or acknowledged behind it."""
+    """Return how many offsets each group is done with: before its committed offset, or acknowledged after it."""
     rows = select_newest(handle.read(_COLUMNS), CONSUMER_OFFSETS.keys)
     rows = rows.filter(pc.invert(rows.column("removed")))
     done: Done = {}

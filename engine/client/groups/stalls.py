@@ -279,7 +279,7 @@ def find_stalls(state: State, name: str, lags: Iterable[PartitionLag], notes: Me
         stalls += _find_overdue_members(group, notes.overdue)
         stalls += _find_missing_topics(state, group, notes.deletions)
         stalls += find_queue_stalls(state, group)
-    # A group that has read all before an open transaction has exactly the offsets behind that left.
+    # A group that has read all before an open transaction has exactly the offsets after that left.
     held_back = [
         (state.topic_ids[lag.topic], lag.partition)
         for lag in lags

@@ -142,7 +142,7 @@ class Requester:
         self._client_id, self._number, self._since_use = new_id(), 0, Stopwatch(clock)
         self._line, self._has_used_mailbox = line, False
         self._read_numbers: list[int] = []
-        """Numbers of the letters whose replies were read and are still stored."""
+        """Numbers of the letters whose answers were read and are still stored."""
         self._waiter = self._new_waiter()
         self._expected_wait_ms = 0
         """How long an answer takes in the mailbox: as long as the last one, but at most twice the value before."""
@@ -231,7 +231,7 @@ class Requester:
         if self._thread is not None:
             self._thread.join()
         self._waiter.close()
-        self._forget_replies()
+        self._forget_answers()
         if self._line is not None:
             self._line.close()
 
@@ -349,7 +349,7 @@ class Requester:
     def _wait_for_results(self, number: int, deadline_ms: float) -> list[AnyResult] | None:
         polls, begun_ms = 0, self._clock.steady_ms()
         self._waiter.reset()
-        self._forget_read_replies()
+        self._forget_read_answers()
         if not self._waiter.has_watch:
             passed_ms = self._clock.steady_ms() - begun_ms
             self._clock.sleep(max(0, _UNSEEN_SHARE * self._expected_wait_ms - passed_ms))
@@ -396,7 +396,7 @@ class Requester:
     def _poll(self, number: int) -> list[AnyResult] | None:
         """Return the results; None if there is no answer yet, or a loss of power has damaged it."""
         try:
-            answer = self._mailbox.poll_reply(self._client_id, number)
+            answer = self._mailbox.poll_answer(self._client_id, number)
             if answer is None:
                 return None
             results = decode_answer(answer).results
@@ -418,22 +418,22 @@ class Requester:
 
     def _start_over(self) -> None:
         """Become a new client: the last letter's outcome is unknown, or the sequencer soon forgets this client."""
-        self._forget_replies()
+        self._forget_answers()
         self._client_id, self._number = self._new_id(), 0
         self._waiter.close()
         self._waiter = self._new_waiter()
 
-    def _forget_read_replies(self) -> None:
-        """Delete the replies that were read, except the newest. This thread waits for an answer anyway.
+    def _forget_read_answers(self) -> None:
+        """Delete the answers that were read, except the newest. This thread waits for an answer anyway.
 
-        The newest stays, because gateways to disks remove an empty folder, maybe while the next reply is put into it.
+        The newest stays, because gateways to disks remove an empty folder, maybe while the next answer is put into it.
         """
         for number in self._read_numbers[:-1]:
             with suppress(OSError):
-                self._mailbox.forget_reply(self._client_id, number)
+                self._mailbox.forget_answer(self._client_id, number)
         del self._read_numbers[:-1]
 
-    def _forget_replies(self) -> None:
+    def _forget_answers(self) -> None:
         self._read_numbers.clear()
         if self._has_used_mailbox:
             self._has_used_mailbox = False
@@ -441,9 +441,9 @@ class Requester:
                 self._mailbox.forget_client(self._client_id)
 
     def _new_waiter(self) -> FolderWaiter:
-        """Watch the folder of replies, which exists from the first reply on."""
+        """Watch the folder of answers, which exists from the first answer on."""
         client_id = self._client_id
-        return FolderWaiter(lambda: self._mailbox.watch_replies(client_id), self._clock)
+        return FolderWaiter(lambda: self._mailbox.watch_answers(client_id), self._clock)
 
 
 def _is_client_ended(results: Sequence[AnyResult]) -> bool:

@@ -1,6 +1,6 @@
 """A transactional id in this process: its producer, its open transaction, and how each transaction ends.
 
-The reply to the end decides. A commit that is accepted includes all parts, whatever became of their own replies. After
+The answer to the end decides. A commit that is accepted includes all parts, whatever became of their own answers. After
 a commit that is refused, the transaction is still open: it can be ended again or aborted.
 
 Once an end is requested, no new part is accepted. The end waits for parts in flight; they count under the lock that
@@ -36,7 +36,7 @@ from ..requests.requester import NO_EFFECT, Requester, ask_with_retries
 from ..tracing import open_span
 from .state import FENCED, PhaseEvent, TransactionState
 
-# The replies to what ends a transaction.
+# The answers to what ends a transaction.
 
 
 Part: TypeAlias = tuple[Produce, Rows | None]
@@ -45,11 +45,11 @@ Part: TypeAlias = tuple[Produce, Rows | None]
 R = TypeVar("R")
 
 
-class CommitReply(NamedTuple):
-    """The reply to a commit, and those to the requests that came with it, in their order."""
+class CommitAnswer(NamedTuple):
+    """The answer to a commit, and those to the requests that came with it, in their order."""
 
     end: Future[AnyResult]
-    other_replies: list[Future[AnyResult]]
+    other_answers: list[Future[AnyResult]]
 
     @property
     def error(self) -> BaseException | None:
@@ -63,17 +63,17 @@ class CommitReply(NamedTuple):
     def list_published(self, part_count: int) -> list[Published | None]:
         """Return the results of the first requests; None for a request that was refused, if the commit was, too.
 
-        For a repeated commit, only the end gets a reply again: the places of its parts are unknown.
+        For a repeated commit, only the end gets an answer again: the places of its parts are unknown.
         """
         unknown = None if self.error is not None else Published([])
         return [
             unknown if answer.exception() else get_result(answer, Published)
-            for answer in self.other_replies[:part_count]
+            for answer in self.other_answers[:part_count]
         ]
 
     def find_cause(self, part_count: int) -> BaseException | None:
         """Return the error that makes a refused commit final; None if its refused parts can be built again."""
-        errors = [answer.exception() for answer in self.other_replies]
+        errors = [answer.exception() for answer in self.other_answers]
         for index, error in enumerate(errors):
             if error and not (isinstance(error, StaleTopicMetadata) and index < part_count):
                 return error
@@ -102,8 +102,8 @@ Offsets = Mapping[tuple[str, int], int]
 class TransactionManager(TransactionState):
     """A transactional id with at most one open transaction. Thread-safe; calls in the wrong order are refused.
 
-    It is the state machine, sends what begins and ends a transaction, and takes in the replies. A request is sent again
-    while no reply comes.
+    It is the state machine, sends what begins and ends a transaction, and takes in the answers. A request is sent again
+    while no answer comes.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class TransactionManager(TransactionState):
         Raises what the request raises.
         """
         request = InitProducer(self.transactional_id, self.timeout_ms)
-        return self.take_id(self.transactional_id, self._ask_until_reply(lambda: self._ask(request, ProducerDone)))
+        return self.take_id(self.transactional_id, self._ask_until_answer(lambda: self._ask(request, ProducerDone)))
 
     # -- its parts --------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class TransactionManager(TransactionState):
             return
         try:
             with self.add_part(ref, group=group):
-                self._ask_until_reply(lambda: self._requester.ask(request))  # a repeat changes nothing
+                self._ask_until_answer(lambda: self._requester.ask(request))  # a repeat changes nothing
         except FENCED:
             self.parts.check_not_fenced()
             raise
@@ -217,7 +217,7 @@ class TransactionManager(TransactionState):
     @property
     def may_commit_again(self) -> bool:
         """Whether the failed commit may be sent once more. Only inside `ending`."""
-        return self.fallback is PhaseEvent.LOSE_REPLY
+        return self.fallback is PhaseEvent.LOSE_ANSWER
 
     def commit(self, batch_id: int | None = None, expected_ref: TransactionRef | None = None) -> None:
         """Commit everything that was published. Raises what `ending` and `send_commit` raise."""
@@ -260,27 +260,27 @@ class TransactionManager(TransactionState):
             *((request, None) for request in acknowledgements),
             (end, None),
         ]
-        self.fallback = PhaseEvent.LOSE_REPLY
-        reply = self._ask_until_reply(lambda: self._send_letter(letter))
+        self.fallback = PhaseEvent.LOSE_ANSWER
+        commit_answer = self._ask_until_answer(lambda: self._send_letter(letter))
         self.fallback = PhaseEvent.REFUSE
-        if reply.error is not None:
-            self._take_refusal(reply, reply.error, len(parts))
+        if commit_answer.error is not None:
+            self._take_refusal(commit_answer, commit_answer.error, len(parts))
         else:
-            self.finish(reply.next_ref(ref), batch_id)
-        return reply.list_published(len(parts))
+            self.finish(commit_answer.next_ref(ref), batch_id)
+        return commit_answer.list_published(len(parts))
 
-    def _take_refusal(self, reply: CommitReply, error: BaseException, part_count: int) -> None:
+    def _take_refusal(self, commit_answer: CommitAnswer, error: BaseException, part_count: int) -> None:
         """Take in a refused commit. Raises its error, unless all that failed are parts that can be built again."""
         if isinstance(error, FENCED):
             self.lose_id(error)
             raise error
-        cause = reply.find_cause(part_count)
+        cause = commit_answer.find_cause(part_count)
         with self.lock.own:
             if cause is not None:
                 self.parts.note_failure(cause)
                 self.parts.check_no_failure()
             # The sequencer has the accepted acknowledgements now. The groups keep their members.
-            self.parts.count += sum(answer.exception() is None for answer in reply.other_replies)
+            self.parts.count += sum(answer.exception() is None for answer in commit_answer.other_answers)
             self._messages.clear()
 
     def send_abort(self) -> None:
@@ -296,7 +296,7 @@ class TransactionManager(TransactionState):
         assert self.ref is not None
         ref = self.ref
         try:
-            done = self._ask_until_reply(lambda: self._ask(EndTransaction(ref, False), TransactionEnded))
+            done = self._ask_until_answer(lambda: self._ask(EndTransaction(ref, False), TransactionEnded))
             following = build_next_ref(ref, done)
         except FENCED as error:
             self.lose_id(error)
@@ -313,21 +313,21 @@ class TransactionManager(TransactionState):
 
     # -- requests ---------------------------------------------------------------------------------------
 
-    def _send_letter(self, requests: Sequence[tuple[AnyRequest, Rows | None]]) -> CommitReply:
-        """Send requests, the commit last, in one letter if they fit. Return the replies, also if they are refusals."""
-        *other_replies, end = self._requester.submit_all(requests)
+    def _send_letter(self, requests: Sequence[tuple[AnyRequest, Rows | None]]) -> CommitAnswer:
+        """Send requests, the commit last, in one letter if they fit. Return the answers, also if they are refusals."""
+        *other_answers, end = self._requester.submit_all(requests)
         # a timeout and "not sent" hold for the letter as a whole
         if isinstance(error := end.exception(), (RequestTimedOut, *NO_EFFECT)):
             raise error
-        return CommitReply(end, other_replies)
+        return CommitAnswer(end, other_answers)
 
     def _ask(self, request: AnyRequest, kind: type[R]) -> R:
         result = self._requester.ask(request)
         assert isinstance(result, kind)
         return result
 
-    def _ask_until_reply(self, ask: Callable[[], R]) -> R:
-        """Send again while no reply comes: an init or end that was decided already gets the same reply."""
+    def _ask_until_answer(self, ask: Callable[[], R]) -> R:
+        """Send again while no answer comes: an init or end that was decided already gets the same answer."""
 
         def noting() -> R:
             try:

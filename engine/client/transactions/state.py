@@ -128,7 +128,7 @@ class Phase(str, Enum):
     ENDING = "ending"
     """A thread commits or aborts it."""
     UNANSWERED = "unanswered"
-    """A commit was sent, and no reply came."""
+    """A commit was sent, and no answer came."""
 
     def refusal(self) -> IllegalState:
         """Return the error of a call that does not fit this phase."""
@@ -158,7 +158,7 @@ class PhaseEvent(str, Enum):
     """The end was accepted, or the id belongs to another process now."""
     REFUSE = "refuse"
     """The end failed, and had no effect. It can be ended again."""
-    LOSE_REPLY = "lose reply"
+    LOSE_ANSWER = "lose answer"
     """The end failed, and a commit may have been decided."""
     RELEASE_ID = "release id"
 
@@ -172,7 +172,7 @@ PHASE_TRANSITIONS = Transitions(
         # none: another thread has released the id meanwhile
         PhaseEvent.FINISH: ({Phase.ENDING, Phase.NONE}, Phase.NONE),
         PhaseEvent.REFUSE: ({Phase.ENDING}, Phase.OPEN),
-        PhaseEvent.LOSE_REPLY: ({Phase.ENDING}, Phase.UNANSWERED),
+        PhaseEvent.LOSE_ANSWER: ({Phase.ENDING}, Phase.UNANSWERED),
         PhaseEvent.RELEASE_ID: ({*Phase}, Phase.NONE),
     },
 )
@@ -205,7 +205,7 @@ class TransactionState:
         self.fallback = PhaseEvent.REFUSE
         self.last_batch_id = -1
         self._phase = Phase.NONE
-        self._ender: object = None
+        self._ending_call: object = None
         """The block that ends the transaction."""
 
     def _move(self, event: PhaseEvent) -> None:
@@ -329,13 +329,13 @@ class TransactionState:
                 if commits:
                     self.parts.check_no_failure()
                 is_unanswered = self._phase is Phase.UNANSWERED
-                self.fallback = PhaseEvent.LOSE_REPLY if is_unanswered else PhaseEvent.REFUSE
+                self.fallback = PhaseEvent.LOSE_ANSWER if is_unanswered else PhaseEvent.REFUSE
                 self._move(PhaseEvent.END)
-                self._ender = me
+                self._ending_call = me
             yield self.ref
         finally:
             with self.lock.own:
-                if self._phase is Phase.ENDING and self._ender is me:
+                if self._phase is Phase.ENDING and self._ending_call is me:
                     self._move(self.fallback)
                 self._changed.notify_all()
 

@@ -67,7 +67,7 @@ def decide_acquire(state: State, request: Acquire, inputs: DecisionInputs) -> De
     """
     group = _find_queue(state, request.group, request.member_id)
     bound = 2 * int(group.setting("max.delivered.unacked.msgs.per.flow"))  # twice: one batch in use and one prefetched
-    outstanding = _count_outstanding(state, group, request.member_id)
+    held_count = _count_held(state, group, request.member_id)
     passed: list[Record] = []
     deliveries = {
         wish.topic_partition: _find_deliveries(state, group, wish, passed)
@@ -78,13 +78,13 @@ def decide_acquire(state: State, request: Acquire, inputs: DecisionInputs) -> De
     policy = DeliveryPolicy.from_group(group)
     lasts = [tp for tp in counts if deliveries[tp].is_next_last(policy, state.now_ms)]
     if lasts:
-        counts = {} if outstanding else {lasts[0]: 1}
+        counts = {} if held_count else {lasts[0]: 1}
     acquired: list[MessageRanges] = []
     for tp, count in counts.items():
         end = _find_readable_end(state, group, tp)
-        if ranges := deliveries[tp].next_ranges(policy, end, min(count, bound - outstanding), state.now_ms):
+        if ranges := deliveries[tp].next_ranges(policy, end, min(count, bound - held_count), state.now_ms):
             acquired.append(MessageRanges(*tp, ranges))
-            outstanding += sum(length for _, length in ranges)
+            held_count += sum(length for _, length in ranges)
     if acquired:
         passed.append(MessagesAcquired(request.group, request.member_id, acquired))
     return Decision(Done(), tuple(map(JournalEntry, passed)))
@@ -116,7 +116,7 @@ def _find_queue(state: State, name: str, member_id: str) -> Group:
     return group
 
 
-def _count_outstanding(state: State, group: Group, member_id: str) -> int:
+def _count_held(state: State, group: Group, member_id: str) -> int:
     deliveries = state.deliveries.get(group.group, {})
     return sum(deliveries[tp].held_count for tp in group.list_partitions_of(member_id) if tp in deliveries)
 
@@ -214,7 +214,7 @@ def _apply_settlement(deliveries: Deliveries, settled: Iterable[SettledMessages]
 def _check_parts(request: Acknowledge) -> None:
     check_ranges(part.ranges for part in request.parts)
     for part in request.parts:
-        if request.transaction is not None and part.outcome is not AckOutcome.ACCEPT:
+        if request.transaction is not None and part.outcome is not AckOutcome.ACK:
             raise InvalidRequest("Inside a transaction, messages can only be accepted.", found=part.outcome.value)
 
 
@@ -245,13 +245,13 @@ def _find_refused_ranges(deliveries: Deliveries | None, part: Acknowledgement) -
     """Return the messages that the owner does not have, and, if it accepts them, has not accepted before."""
     if deliveries is None:
         return list(part.ranges)
-    accepts = part.outcome is AckOutcome.ACCEPT
+    is_ack = part.outcome is AckOutcome.ACK
     valid = [
         stretch.span
         for stretch in deliveries.find_stretches(part.ranges)
-        if _matches_delivery(stretch, part) or (accepts and stretch.status is DeliveryStatus.ACKNOWLEDGED)
+        if _matches_delivery(stretch, part) or (is_ack and stretch.status is DeliveryStatus.ACKNOWLEDGED)
     ]
-    if accepts:  # everything before the start is acknowledged, and has no stretch any more
+    if is_ack:  # everything before the start is acknowledged, and has no stretch any more
         valid = [
             (first, min(first + count, deliveries.start)) for first, count in part.ranges if first < deliveries.start
         ] + valid
@@ -288,7 +288,7 @@ def _settle(
     stretches = [stretch for stretch in deliveries.find_stretches(part.ranges) if _matches_delivery(stretch, part)]
     if not stretches:
         return []
-    if part.outcome is AckOutcome.ACCEPT:
+    if part.outcome is AckOutcome.ACK:
         status = DeliveryStatus.PENDING if pending else DeliveryStatus.ACKNOWLEDGED
         return [SettledMessages(*tp, status, stretches_to_ranges(stretches))]
     if part.outcome is AckOutcome.REJECT:

@@ -183,10 +183,10 @@ def decide_classic_pause(state: State, group: Group) -> list[Record]:
     if not group.is_classic or group.target_epoch == group.group_epoch:
         return []
     ready = [
-        (p, group.assignments[p].owner)
+        (tp, group.assignments[tp].owner)
         for topic_partitions in group.partitions_by_owner.values()
-        for p in topic_partitions
-        if p not in group.paused
+        for tp in topic_partitions
+        if tp not in group.paused
     ]
     moves = [Move(*tp, PartitionStatus.PAUSED, owner) for tp, owner in sorted(ready)]
     return [PartitionsMoved(group.group, "rebalance", moves)] if moves else []
@@ -200,7 +200,7 @@ def decide_moves(state: State, group: Group) -> list[Record]:
     topic_partitions = sorted(group.moving - group.paused)
     if not (group.is_classic or group.not_before_ms):
         topic_partitions = topic_partitions[:MAX_MOVES]
-    moving = [(p, _plan_move(state, group, p, group.assignments[p])) for p in topic_partitions]
+    moving = [(tp, _plan_move(state, group, tp, group.assignments[tp])) for tp in topic_partitions]
     moves = [move for _, move in moving if move is not None]
     if not moves:
         return []
@@ -213,7 +213,7 @@ def decide_handovers(state: State, group: Group) -> list[Record]:
     if not group.is_queue:
         return []
     deliveries = state.deliveries.get(group.group, {})
-    finished = [p for p in sorted(group.paused) if p not in deliveries or not deliveries[p].held_count]
+    finished = [tp for tp in sorted(group.paused) if tp not in deliveries or not deliveries[tp].held_count]
     return (
         decide_freed_partitions(state, group, finished, PartitionStatus.UNASSIGNED, "handed over") if finished else []
     )

@@ -310,7 +310,7 @@ class Group:
 
     def remove_partitions(self, topic_id: int, first: int) -> list[tuple[TopicIdPartition, Assignment]]:
         """Remove the topic's partitions from this number on, and return them."""
-        removed = [(p, a) for p, a in self.assignments.items() if p[0] == topic_id and p[1] >= first]
+        removed = [(tp, a) for tp, a in self.assignments.items() if tp[0] == topic_id and tp[1] >= first]
         for tp, assignment in removed:
             del self.assignments[tp]
             self._unindex(tp, assignment)

@@ -31,7 +31,7 @@ class Letter(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The reply to a letter: one result per request."""
+    """The answer to a letter: one result per request."""
 
     client_id: str
     number: int

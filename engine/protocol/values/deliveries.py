@@ -36,9 +36,9 @@ MAX_ERROR_LENGTH = 1_000
 class AckOutcome(str, Enum):
     """The decision of a member about messages."""
 
-    ACCEPT = "accept"
+    ACK = "accept"
     """They are finished."""
-    RELEASE = "release"
+    NACK = "release"
     """They should be delivered again."""
     REJECT = "reject"
     """They must not be delivered again."""

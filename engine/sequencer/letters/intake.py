@@ -4,7 +4,7 @@ Letters come through the mailbox, or on the lines of clients that are connected 
 unless they left no room for the mailbox in the last step.
 
 A client numbers its letters. Its letters are decided in that order, each once. The number therefore tells for each
-waiting letter whether to decide it, to repeat its reply, to wait for an earlier letter, or to refuse it (`find_turn`).
+waiting letter whether to decide it, to repeat its answer, to wait for an earlier letter, or to refuse it (`find_turn`).
 
 The letters also decide which timers a step may run (`Sequencer._find_due`). While letters are unread, or decided ones
 are found again, nothing times out, for at most MAX_BACKLOG_MS: a letter that was sent in time may still be waiting. And
@@ -93,7 +93,7 @@ LONGEST_PAUSE_MS = 60_000
 """Pauses between two tries at a letter that cannot be read or deleted. Each is twice the one before."""
 
 _REQUEST_BYTES = 1 << 10
-"""About the memory that a request takes with its decision and reply, however short it is."""
+"""About the memory that a request takes with its decision and answer, however short it is."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class StepLetters:
 
     Attributes:
         taken: letters to decide, those of each client in order.
-        repeated: letters of the mailbox that were decided before. Their replies are written again.
+        repeated: letters of the mailbox that were decided before. Their answers are written again.
         backlog: there may be letters that this step has not looked at.
         undeleted: decided letters are left in the mailbox. Until they are gone no client may be forgotten: its letter
             would be decided again.

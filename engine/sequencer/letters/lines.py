@@ -43,9 +43,9 @@ from ...namespace.line_frames import (
     encode_number_frame,
 )
 from ...protocol.codec.beat import MemberBeat, decode_beat
+from .answers import Followers
 from .line_acceptor import CheckedHello, LineAcceptor, ProofChecker
 from .line_table import Line, LineLetter, LineListener, LineTable
-from .replies import Followers
 
 log = logging.getLogger("lakemq.serve")
 

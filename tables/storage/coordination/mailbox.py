@@ -1,11 +1,11 @@
-"""The mailbox: clients put letters with requests, and the sequencer puts replies.
+"""The mailbox: clients put letters with requests, and the sequencer puts answers.
 
 A letter is one object of one client, which numbers its letters from 1. A connection is one client after the other: it
 takes a new id when the outcome of a letter is unknown, or when it was idle for long.
 The sequencer decides a client's letters in that order, each once. It relies on the numbers and not on a listing:
 a listing names a letter again until it is discarded, and may name one that is already gone.
 
-Letters are `mailbox/<coarse time>-<client id>-<number>`, replies are `replies/<client id>/<number>`.
+Letters are `mailbox/<coarse time>-<client id>-<number>`, answers are `replies/<client id>/<number>`.
 Rows of docs/architecture.md: publish 6.
 """
 
@@ -96,7 +96,7 @@ class LetterName:
 
 
 class Mailbox:
-    """The letters and replies under the root of `files`, for clients and for the sequencer.
+    """The letters and answers under the root of `files`, for clients and for the sequencer.
 
     Client threads may share a mailbox. The sequencer's methods are for one thread, since they remember a listing.
     """
@@ -140,24 +140,24 @@ class Mailbox:
     def withdraw(self, name: str) -> bool:
         """Delete an own letter, and return whether it was still waiting.
 
-        Even if it was, a sequencer may have read it already, and may still decide it and reply.
+        Even if it was, a sequencer may have read it already, and may still decide it and answer.
         """
         path = f"{LETTERS}/{name}"
         waited = self._files.size(path) is not None
         self._files.delete([path])
         return waited
 
-    def poll_reply(self, client_id: str, number: int) -> bytes | None:
-        """Return the reply to a letter; None if there is none yet."""
-        return self._get(_reply_name(client_id, number))
+    def poll_answer(self, client_id: str, number: int) -> bytes | None:
+        """Return the answer to a letter; None if there is none yet."""
+        return self._get(_answer_name(client_id, number))
 
-    def watch_replies(self, client_id: str) -> Watch | None:
-        """Watch for replies to this client; None if there was no reply yet, or folders cannot be watched."""
+    def watch_answers(self, client_id: str) -> Watch | None:
+        """Watch for answers to this client; None if there was no answer yet, or folders cannot be watched."""
         return self._files.watch(f"{REPLIES}/{_checked_client(client_id)}")
 
-    def forget_reply(self, client_id: str, number: int) -> None:
-        """Delete a reply after it was read; a missing one is fine."""
-        self._files.delete([_reply_name(client_id, number)])
+    def forget_answer(self, client_id: str, number: int) -> None:
+        """Delete an answer after it was read; a missing one is fine."""
+        self._files.delete([_answer_name(client_id, number)])
 
     # -- the sequencer's side -----------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Mailbox:
         """Yield the waiting letters, each once: the rest of the last listing, then the others of a new one.
 
         A caller that has enough letters stops, and the next call continues there. So a backlog is not listed for every
-        call, and letters that are never taken do not hide the ones behind them. A caller that reaches the end has seen
+        call, and letters that are never taken do not hide the ones after them. A caller that reaches the end has seen
         all letters that waited when this call made its listing. A listing is in the order of names: oldest first.
         """
         yielded = set()
@@ -220,32 +220,32 @@ class Mailbox:
                 failures.append((letter.name, error.strerror or str(error)))
         return failures
 
-    def reply(self, client_id: str, number: int, body: bytes) -> None:
-        """Write the reply to a letter, in place of an earlier one. It is not durable: the step has the result."""
-        name = _reply_name(client_id, number)
+    def put_answer(self, client_id: str, number: int, body: bytes) -> None:
+        """Write the answer to a letter, in place of an earlier one. It is not durable: the step has the result."""
+        name = _answer_name(client_id, number)
         try:
             self._files.put(name, body, durable=False)
         except FileExistsError:
-            # after a loss of power the earlier reply may be empty, so replace it
+            # after a loss of power the earlier answer may be empty, so replace it
             self._files.delete([name])
             self._files.put(name, body, durable=False)
 
     def forget_client(self, client_id: str) -> None:
-        """Delete all replies to this client, but not its letters."""
+        """Delete all answers to this client, but not its letters."""
         self._files.delete_folder(f"{REPLIES}/{_checked_client(client_id)}")
 
     def list_answered_clients(self) -> list[str]:
-        """Return the clients that have, or had, replies."""
+        """Return the clients that have, or had, answers."""
         ids = (path.rpartition("/")[2] for path in self._files.folders(REPLIES))
         return [client_id for client_id in ids if _CLIENT_ID.fullmatch(client_id)]
 
-    def last_reply_ms(self, client_id: str) -> int | None:
-        """Return when the newest reply to this client was written, by the store's time; None if there is none."""
+    def last_answer_ms(self, client_id: str) -> int | None:
+        """Return when the newest answer to this client was written, by the store's time; None if there is none."""
         names = self._files.list(f"{REPLIES}/{_checked_client(client_id)}")
         return max(filter(None, map(self._files.modified_ms, names)), default=None)
 
     def store_time_ms(self) -> int:
-        """Return the store's time, the clock of `last_reply_ms`."""
+        """Return the store's time, the clock of `last_answer_ms`."""
         return self._files.time_ms()
 
     def list_unknown_names(self, limit: int) -> list[str]:
@@ -282,7 +282,7 @@ class Mailbox:
             return None
 
 
-def _reply_name(client_id: str, number: int) -> str:
+def _answer_name(client_id: str, number: int) -> str:
     return f"{REPLIES}/{_checked_client(client_id)}/{_ten_digits(number)}"
 
 

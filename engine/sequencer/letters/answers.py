@@ -1,6 +1,6 @@
 """Answers on their way back: on lines, in the mailbox, and hints of new steps to clients that follow them.
 
-The steps have the truth, so a reply that cannot be written stops no step. Rows of docs/architecture.md: publish 11.
+The steps have the truth, so an answer that cannot be written stops no step. Rows of docs/architecture.md: publish 11.
 """
 
 from __future__ import annotations
@@ -27,61 +27,61 @@ from .line_table import Line, LineTable
 
 log = logging.getLogger("lakemq.serve")
 
-Reply = tuple[str, int, list[AnyResult]]
+MailboxAnswer = tuple[str, int, list[AnyResult]]
 """Client id, number of its letter, results."""
 
 PAUSE_MS = 1_000
-"""Pause before a reply is tried again. It doubles each time."""
+"""Pause before an answer is tried again. It doubles each time."""
 
 MAX_TRIES = 6
-"""Tries per reply: half a minute in all, as long as a client waits by default."""
+"""Tries per answer: half a minute in all, as long as a client waits by default."""
 
 MAX_RETRIED = 10_000
-"""Replies that are tried again. Clients of further ones time out, send again and get their replies then."""
+"""Answers that are tried again. Clients of further ones time out, send again and get their answers then."""
 
 MAX_RETRIES_PER_STEP = 100
-"""Replies that one step tries again, because a step must be short."""
+"""Answers that one step tries again, because a step must be short."""
 
 SWEEP_MS = 3_600_000
-"""Time between two searches for replies that will not be fetched."""
+"""Time between two searches for answers that will not be fetched."""
 
 UNFETCHED_MS = 86_400_000
-"""Age by the store's times after which no client fetches a reply: the longest request.timeout.ms."""
+"""Age by the store's times after which no client fetches an answer: the longest request.timeout.ms."""
 
 MAX_SWEPT = 1_000
 """Clients that one sweep looks at."""
 
 
 @dataclass
-class _FailedReply:
+class _FailedAnswer:
     number: int
     tries: int
     retry_at_ms: int
 
 
-class Replies:
-    """Write replies, and retry those that failed.
+class MailboxAnswers:
+    """Write answers, and retry those that failed.
 
-    Only the sequencer's thread calls `send`, `retry_replies`, `forget` and `sweep_if_due`. Deleting runs in `executor`.
+    Only the sequencer's thread calls `send`, `retry_answers`, `forget` and `sweep_if_due`. Deleting runs in `executor`.
     """
 
     def __init__(self, mailbox: Mailbox, clock: Clock, executor: Executor) -> None:
         self._mailbox, self._clock, self._executor = mailbox, clock, executor
-        self._failed: dict[str, _FailedReply] = {}
+        self._failed: dict[str, _FailedAnswer] = {}
         self._sweep_at_ms = clock.steady_ms()
 
-    def send(self, step: int, replies: Iterable[Reply]) -> None:
-        """Write the replies of a step. Those that cannot be written are tried again for a while."""
-        failed = [(reply, error) for reply in replies if (error := self._write(step, reply))]
+    def send(self, step: int, answers: Iterable[MailboxAnswer]) -> None:
+        """Write the answers of a step. Those that cannot be written are tried again for a while."""
+        failed = [(answer, error) for answer in answers if (error := self._write(step, answer))]
         for (client_id, number, _), _ in failed[: MAX_RETRIED - len(self._failed)]:
-            self._failed[client_id] = _FailedReply(number, 1, self._clock.steady_ms() + PAUSE_MS)
+            self._failed[client_id] = _FailedAnswer(number, 1, self._clock.steady_ms() + PAUSE_MS)
         if failed:
             (client_id, number, _), error = failed[0]
-            text = "%d replies could not be written, such as that to %s/%d (%s). Their requests are decided."
+            text = "%d answers could not be written, such as that to %s/%d (%s). Their requests are decided."
             log.error(text, len(failed), client_id, number, error)
 
-    def retry_replies(self, state: State) -> None:
-        """Try failed replies again that are due and still the last ones of their clients."""
+    def retry_answers(self, state: State) -> None:
+        """Try failed answers again that are due and still the last ones of their clients."""
         if not self._failed:
             return
         now_ms = self._clock.steady_ms()
@@ -95,10 +95,10 @@ class Replies:
                 del self._failed[client_id]
             failed.tries, failed.retry_at_ms = failed.tries + 1, now_ms + (PAUSE_MS << failed.tries)
 
-    def _write(self, step: int, reply: Reply) -> OSError | None:
-        client_id, number, results = reply
+    def _write(self, step: int, answer: MailboxAnswer) -> OSError | None:
+        client_id, number, results = answer
         try:
-            self._mailbox.reply(client_id, number, encode_answer(Answer(client_id, number, step, results)))
+            self._mailbox.put_answer(client_id, number, encode_answer(Answer(client_id, number, step, results)))
         except OSError as error:
             return error
         return None
@@ -106,12 +106,12 @@ class Replies:
     # -- in the background ------------------------------------------------------------------------------
 
     def forget(self, client_ids: Collection[str]) -> None:
-        """Delete the last replies to these clients, in the background."""
+        """Delete the last answers to these clients, in the background."""
         if client_ids:
             self._executor.submit(self._forget, client_ids)
 
     def sweep_if_due(self, state: State) -> None:
-        """Delete replies to unknown clients: they left a gap, or a sequencer died before it deleted them."""
+        """Delete answers to unknown clients: they left a gap, or a sequencer died before it deleted them."""
         if self._clock.steady_ms() >= self._sweep_at_ms:
             self._sweep_at_ms = self._clock.steady_ms() + SWEEP_MS
             self._executor.submit(self._sweep, set(state.clients))
@@ -128,11 +128,11 @@ class Replies:
                 [
                     client_id
                     for client_id in unknown
-                    if now_ms - (self._mailbox.last_reply_ms(client_id) or 0) > UNFETCHED_MS
+                    if now_ms - (self._mailbox.last_answer_ms(client_id) or 0) > UNFETCHED_MS
                 ]
             )
         except OSError as error:
-            log.warning("Replies that no client fetches may be left behind: %s", error)
+            log.warning("Answers that no client fetches may be left behind: %s", error)
 
     def _forget(self, client_ids: Collection[str]) -> None:
         failed: OSError | None = None
@@ -142,10 +142,10 @@ class Replies:
             except OSError as error:
                 failed = error
         if failed is not None:
-            log.warning("Replies that no client fetches may be left behind: %s", failed)
+            log.warning("Answers that no client fetches may be left behind: %s", failed)
 
 
-# Answer the letters of a step, each the way it came: on its line, or by a reply in the mailbox.
+# Answer the letters of a step, each the way it came: on its line, or by an answer in the mailbox.
 
 
 Pace = Callable[[Iterable[Any]], Iterator[Any]]
@@ -155,8 +155,8 @@ Pace = Callable[[Iterable[Any]], Iterator[Any]]
 class Answers:
     """Answer letters once their step has landed, and discard those of the mailbox."""
 
-    def __init__(self, intake: Intake, replies: Replies, crash_point: crash.CrashPoint) -> None:
-        self._intake, self._replies, self._crash_point = intake, replies, crash_point
+    def __init__(self, intake: Intake, answers: MailboxAnswers, crash_point: crash.CrashPoint) -> None:
+        self._intake, self._mailbox_answers, self._crash_point = intake, answers, crash_point
 
     def send(
         self,
@@ -175,14 +175,14 @@ class Answers:
             entries: of the step.
             pace: yields items, and renews the lease in between: the request for each item may take a while.
             announce_step: tells followers of the step. It comes after the answers on lines, which take no time, and
-                before the replies in the mailbox, which may take long.
+                before the answers in the mailbox, which may take long.
         """
         answered = set() if lines is None else _answer_on_lines(state, lines, letters)
         announce_step()
-        self._replies.send(state.step, pace(_list_replies(state, letters, entries, answered)))
-        self._replies.retry_replies(state)
+        self._mailbox_answers.send(state.step, pace(_list_mailbox_answers(state, letters, entries, answered)))
+        self._mailbox_answers.retry_answers(state)
         removed = [entry.record for entry in entries if entry.request_id is None]
-        self._replies.forget([record.client_id for record in removed if isinstance(record, ClientRemoved)])
+        self._mailbox_answers.forget([record.client_id for record in removed if isinstance(record, ClientRemoved)])
         self._crash_point("sequencer.answered")
         done = [opened.name for opened in letters.taken if opened.on_line is None] + letters.repeated
         if done:
@@ -190,12 +190,12 @@ class Answers:
             self._crash_point("sequencer.letters_discarded")
 
 
-def _list_replies(
+def _list_mailbox_answers(
     state: State, letters: StepLetters, entries: Sequence[JournalEntry], answered: set[tuple[str, int]]
-) -> list[Reply]:
-    """Return the replies to write into the mailbox. answered: clients and numbers of letters that came on lines."""
+) -> list[MailboxAnswer]:
+    """Return the answers to write into the mailbox. answered: clients and numbers of letters that came on lines."""
     records = [entry.record for entry in entries]
-    replies: list[Reply] = [
+    answers: list[MailboxAnswer] = [
         (record.client_id, record.number, record.results)
         for record in records
         if isinstance(record, Answered) and (record.client_id, record.number) not in answered
@@ -203,8 +203,8 @@ def _list_replies(
     for name in letters.repeated:
         client = state.clients.get(name.client_id)
         if client is not None and client.number == name.number:
-            replies.append((name.client_id, name.number, client.results))
-    return replies
+            answers.append((name.client_id, name.number, client.results))
+    return answers
 
 
 def _answer_on_lines(state: State, lines: LineTable, letters: StepLetters) -> set[tuple[str, int]]:
