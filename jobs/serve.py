@@ -28,6 +28,7 @@ from lakemq.jobs.entry import (
     run_as_script,
     whole_number,
 )
+from lakemq.jobs.process.exits import list_stop_signals
 from lakemq.jobs.process.native_memory import MemoryRelease, choose_allocator
 from lakemq.jobs.process.probe import probe
 
@@ -114,9 +115,9 @@ def _collect_less_often() -> Iterator[None]:
 
 @contextmanager
 def catch_stop_signals() -> Iterator[threading.Event]:
-    """Yield an event that the first SIGTERM or SIGINT sets. The second signal kills the process."""
+    """Yield an event that the first SIGTERM, SIGINT or SIGHUP sets. The second signal kills the process."""
     stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in list_stop_signals()}
 
     def on_signal(number: int, _: FrameType | None) -> None:
         if stop.is_set():

@@ -109,7 +109,7 @@ def _first_line_of_spark(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-# SIGINT and SIGTERM: a command that gets one ends in good order, or after a grace period at once.
+# SIGINT, SIGTERM and SIGHUP: a command that gets one ends in good order, or after a grace period at once.
 #
 # If there is time, it hands over its lease. Otherwise a standby takes over when the lease expires.
 
@@ -122,16 +122,22 @@ _LOOK_S = 0.1
 _received: list[int] = []
 
 
+def list_stop_signals() -> list[signal.Signals]:
+    """Return the signals that ask this process to end. SIGHUP says that its terminal is gone; `nohup` ignores it."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
+
+
 def install() -> None:
-    """Let the two signals end this process. Call it in the main thread."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Let these signals end this process. Call it in the main thread."""
+    for number in list_stop_signals():
         signal.signal(number, on_signal)
 
 
 @contextmanager
 def handle_signals() -> Iterator[None]:
-    """Let the two signals end the work inside the block."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Let the signals of `install` end the work inside the block."""
+    before = {number: signal.getsignal(number) for number in list_stop_signals()}
     install()
     try:
         yield

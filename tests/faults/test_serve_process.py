@@ -131,16 +131,20 @@ def test_command_continues_when_the_sequencer_stops(path: Path, start: Callable[
 
 
 @pytest.mark.extended
-def test_a_command_that_is_terminated_hands_its_lease_over(path: Path, start: Callable[..., Process]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_terminated_hands_its_lease_over(
+    path: Path, start: Callable[..., Process], number: signal.Signals
+) -> None:
     path.with_name("lakemq.yaml").write_text("lease.ms: 300000\n")
     lakemq(path, "topics", "create", "t")
-    publish = start("publish", "--topic", "t")
+    # pytest itself may run under nohup, whose children ignore SIGHUP
+    publish = start("publish", "--topic", "t", command=["env", "--default-signal=HUP", *LAKEMQ])
     publish.stdin.write("1\n")
     publish.stdin.flush()
     until(lambda: values(path) == ["1"], "the first line")
-    publish.signal(signal.SIGTERM)
-    assert publish.wait_for_exit() == 128 + signal.SIGTERM
-    assert publish.err == ["messages published before the error: 1", "INTERRUPTED: by SIGTERM"]
+    publish.signal(number)
+    assert publish.wait_for_exit() == 128 + number
+    assert publish.err == ["messages published before the error: 1", f"INTERRUPTED: by {number.name}"]
     assert leader(path).startswith("no sequencer leads")
 
 
