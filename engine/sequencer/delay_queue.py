@@ -8,6 +8,16 @@ A delayed message becomes visible in three stages:
    another thread reads these times from the data file, about `delay.load.ahead.ms` before the first one.
 3. In the step, `take_due` returns the rows that are due. The decision releases them: it gives them offsets.
 
+A range is in one of six states, until its last row is released:
+
+    idle ──> packed
+      │        │
+      ├────────┴── all rows are due at one time ──────> due ──> released
+      │                                                  ^
+      └──> unread ─────> being read ─────────────────────┘
+              ^              │
+              └─ unreadable ─┘  for a minute, and passed over meanwhile
+
 Two heaps, both ordered by due time, then by order of publishing: `_due_heap` has ranges whose next due time is known.
 `_unread_heap` has ranges whose due times must still be read.
 
