@@ -23,7 +23,8 @@ COLUMN = {"tables/specs/topics.py"}
 
 RESTORE = """
 from protocol_harness import Harness
-from lakemq.engine.protocol.projection import build_watermark, project, restore
+from lakemq.engine.protocol.projection import project, restore
+from lakemq.engine.protocol.rows.clients import build_watermark
 from lakemq.engine.protocol.values.topics import CreateTopic, PauseTopic
 from lakemq.tables.specs.journal import WATERMARKS
 

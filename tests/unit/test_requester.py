@@ -170,7 +170,7 @@ def test_a_reply_is_deleted_while_the_next_answer_is_awaited(tmp_path: Path, mon
     monkeypatch.setattr(desk.files, "delete", record_delete)
     for _ in range(4):
         desk.ask()
-    once = ["put mailbox", "put answers"]
+    once = ["put mailbox", "put replies"]
     first, second = "delete replies/c1/0000000001", "delete replies/c1/0000000002"
     assert events == [*once, *once, *once, first, *once, second]
     assert desk.files.list("replies/c1") == ["replies/c1/0000000003", "replies/c1/0000000004"]

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from lakemq.engine.client.schemas import SchemaRule
-from lakemq.engine.client.schemas.avro import AvroCheck, parse_avro
+from lakemq.engine.client.schemas.avro import parse_avro
+from lakemq.engine.client.schemas.avro_check import AvroCheck
 from lakemq.engine.client.schemas.columns import make_nullable, to_array
 from lakemq.engine.client.schemas.ddl import parse_ddl, to_ddl
 from lakemq.engine.client.schemas.topic_schema import ValueSchema, compile_schema, open_topic_schema

@@ -12,6 +12,10 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
+import pyarrow as pa
+
+from lakemq.tables.specs.spec import TIME
+
 from ...protocol.errors import InvalidConfig
 from .budgets import MAX_DECIMAL_BYTES, MAX_DEPTH, MAX_JSON_DEPTH, BeyondBudgetError, PartBudget
 
@@ -345,3 +349,42 @@ class _DefaultsDecoder:
             return default in schema["symbols"]
         is_bool = isinstance(default, bool)
         return isinstance(default, _JSON_TYPES.get(kind, (str,))) and is_bool == (kind == "boolean")
+
+
+# The names of types.
+
+
+LOGICAL_TYPES: dict[tuple[str, str], pa.DataType] = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): TIME,
+    ("long", "timestamp-micros"): TIME,
+    ("long", "local-timestamp-millis"): pa.timestamp("us"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+}
+TEXT_TYPES = (("string", "uuid"), ("int", "time-millis"), ("long", "time-micros"))
+DECIMAL_TYPES = (("bytes", "decimal"), ("fixed", "decimal"))
+
+
+def name_type(schema: Any) -> str:
+    """Return the name of a type, with that of a record, for an error."""
+    if not isinstance(schema, Mapping):
+        return str(schema)
+    return find_logical_type(schema) or f"{schema['type']} {schema.get('name', '')}".rstrip()
+
+
+def find_logical_type(schema: Any) -> str:
+    """Return the logical type of a parsed schema, with the digits of a decimal; empty without one.
+
+    Logical types that fastavro does not know are ignored, as Avro's specification says.
+    """
+    if not isinstance(schema, Mapping):
+        return ""
+    logical = (str(schema["type"]), str(schema.get("logicalType")))
+    if logical in DECIMAL_TYPES:
+        return f"decimal({schema['precision']},{schema.get('scale', 0)})"
+    return logical[1] if logical in LOGICAL_TYPES or logical in TEXT_TYPES else ""
+
+
+def is_null(branch: Any) -> bool:
+    """Return whether a branch of a union is null."""
+    return branch in ("null", {"type": "null"})

@@ -11,8 +11,8 @@ from ...namespace.extras import needs
 from ...protocol.errors import IncompatibleSchema
 from ...protocol.parameters import AVRO, COMPATIBILITY, DDL, TOPIC, SchemaVersion, append_schema, last_version
 from . import SchemaRule
-from .avro import find_logical_type, parse_avro
-from .avro_shape import collect_named_types
+from .avro import parse_avro
+from .avro_shape import collect_named_types, find_logical_type
 from .budgets import MAX_ALTERNATIVES, JsonSchemaExpansion
 from .ddl import Obstacle, find_struct_obstacle, parse_ddl
 from .json_schema import parse_json_schema
