@@ -208,17 +208,18 @@ def test_unknown_expectation_is_refused_on_load(text: str, complaint: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "complaint"),
+    ("before", "kwargs", "complaint"),
     [
-        ("{column: a, value_set: *y}", "expected a number or text"),
-        ("{column: a, value_set: {b: *y}}", "expected a list of values"),
-        ("{column: a, column: b, value_set: [1]}", "A key stands twice. Found 'column in line"),
-        ("{column: a, value_set: [!!bool x]}", "Cannot read"),
+        (BILLION_LAUGHS, "{column: a, value_set: *y}", "it has more than 100000 values"),
+        ("y: &y [[1]]\n", "{column: a, value_set: *y}", "expected a number or text"),
+        ("", "{column: a, value_set: {b: [1]}}", "expected a list of values"),
+        ("", "{column: a, column: b, value_set: [1]}", "A key stands twice. Found 'column in line"),
+        ("", "{column: a, value_set: [!!bool x]}", "Cannot read"),
     ],
 )
-def test_hostile_yaml_is_refused_on_load(kwargs: str, complaint: str, tmp_path: Path) -> None:
+def test_hostile_yaml_is_refused_on_load(before: str, kwargs: str, complaint: str, tmp_path: Path) -> None:
     rule = f"{{type: expect_column_values_to_be_in_set, kwargs: {kwargs}}}"
-    (tmp_path / "t.yaml").write_text(f"{BILLION_LAUGHS}expectations:\n- {rule}\n")
+    (tmp_path / "t.yaml").write_text(f"{before}expectations:\n- {rule}\n")
     with pytest.raises(InvalidConfig, match=complaint):
         load_suite(tmp_path / "t.yaml")
 
