@@ -350,7 +350,7 @@ Data goes to stdout, everything else to stderr. An error is one line `NAME: mess
 | exit code | meaning |
 |---|---|
 {_EXIT_CODES}
-| 129, 130, 143 | interrupted by SIGHUP, SIGINT or SIGTERM, in two seconds; `serve`, and SIGINT with `--follow`, end with 0 |
+| 129, 130, 143 | interrupted by SIGHUP, SIGINT or SIGTERM, in 2 s; `serve`, and SIGINT with `--follow`, end with 0 |
 | 141 | the reader closed the pipe, as `head` does. Commands that wait for messages end at once |
 
 A command that waits more than two seconds for an answer says on stderr which sequencer is silent. If you interrupt it,
