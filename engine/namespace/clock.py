@@ -46,11 +46,15 @@ class SystemClock:
 
 
 class _Look(NamedTuple):
-    """A look at the store's clock. ahead_ms: of the own clock, 0 if it may be right."""
+    """A look at the store's clock.
+
+    ahead_ms: of the own clock, 0 if it may be right. counts_ms: how long the look counts.
+    """
 
     own_ms: int
     steady_ms: int
     ahead_ms: int
+    counts_ms: int
 
 
 class StoreClock:
@@ -64,6 +68,8 @@ class StoreClock:
     RIGHT_MS = 2_000
     """How far a clock that is called right may be off. Some stores give whole seconds."""
     LOOK_MS = 3_600_000
+    RETRY_MS = 60_000
+    """When a store is asked again that has not answered."""
     _JUMP_MS = 1_000
 
     def __init__(self, clock: Clock, read_store_ms: Callable[[], int]) -> None:
@@ -77,7 +83,7 @@ class StoreClock:
         if look is not None:
             passed_ms = steady_ms - look.steady_ms
             is_set = abs(own_ms - look.own_ms - passed_ms) > self._JUMP_MS
-        if look is None or is_set or passed_ms > self.LOOK_MS:
+        if look is None or is_set or passed_ms > look.counts_ms:
             look = self._look = self._ask(own_ms, steady_ms)
         return self._clock.now_ms() - look.ahead_ms
 
@@ -86,12 +92,12 @@ class StoreClock:
             store_ms = self._read_store_ms()
         except OSError as error:  # a publish meets the same, and says so
             log.debug("The store's time cannot be read: %s", error)
-            return _Look(own_ms, steady_ms, 0)
+            return _Look(own_ms, steady_ms, 0, self.RETRY_MS)
         took_ms = self._clock.steady_ms() - steady_ms
         # The store read its clock some time between. The latest of these times is taken: a delay never ends early.
         ahead_ms = own_ms - store_ms
         if -took_ms - self.RIGHT_MS <= ahead_ms <= self.RIGHT_MS:
-            return _Look(own_ms, steady_ms, 0)
+            return _Look(own_ms, steady_ms, 0, self.LOOK_MS)
         log.warning(
             "The clock of this machine is %.0f s %s that of the store. Messages get the store's time, and their delays"
             " begin at it. Set the clock.",
@@ -99,7 +105,7 @@ class StoreClock:
             "ahead of" if ahead_ms > 0 else "behind",
         )
         whole_second = 999 if store_ms % 1000 == 0 else 0
-        return _Look(own_ms, steady_ms, ahead_ms - whole_second)
+        return _Look(own_ms, steady_ms, ahead_ms - whole_second, self.LOOK_MS)
 
 
 class Stopwatch:
