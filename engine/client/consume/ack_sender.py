@@ -45,9 +45,9 @@ class Refusals:
     Each is kept until a call can raise the error, and is raised once.
     """
 
-    def __init__(self, describe_missing_topics: Callable[[Sequence[str]], Sequence[str]]) -> None:
-        """describe_missing_topics: returns a sentence for each of the topics that is not there."""
-        self._describe_missing_topics = describe_missing_topics
+    def __init__(self, explain_missing_topics: Callable[[Sequence[str]], Sequence[str]]) -> None:
+        """explain_missing_topics: returns a sentence for each of the topics that is not there."""
+        self._explain_missing_topics = explain_missing_topics
         self._fenced: dict[str, None] = {}
         self._invalid: dict[str, Spans] = {}
         self._others: dict[str, LakeMQError] = {}
@@ -68,7 +68,7 @@ class Refusals:
     def list_errors(self) -> list[LakeMQError]:
         """Return the errors of all refusals, and keep them."""
         fenced = [
-            FencedMemberEpoch(" ".join(self._describe_missing_topics([name.rpartition("-")[0]])), found=[name])
+            FencedMemberEpoch(" ".join(self._explain_missing_topics([name.rpartition("-")[0]])), found=[name])
             for name in self._fenced
         ]
         return [*fenced, *self._list_invalid(), *self._others.values()]
@@ -111,7 +111,7 @@ class AckSender:
         self.acquire_request: Future[Any] | None = None
         """The request for messages that is under way, until `collect_answers` has seen its answer."""
         self._unanswered: list[_SentRequest] = []
-        self.refusals = Refusals(membership.describe_missing_topics)
+        self.refusals = Refusals(membership.explain_missing_topics)
         """Refused acknowledgements whose call has returned. `flush` and `poll` raise them."""
         self.sent_at_ms = clock.steady_ms()
         self._waiting_since_ms: int | None = None

@@ -398,27 +398,27 @@ class Membership:
         """Return a sentence for each other consumer of this process that has partitions of the group."""
         return self._query_groups(lambda state: describe_holders(state, self.group, self.member_id), newest=False)
 
-    def describe_missing_topics(self, names: Collection[str] | None = None) -> list[str]:
-        """Return a sentence for each of these topics, by default those that the user named, that is not there.
+    def describe_missing_topics(self) -> list[str]:
+        """Return a sentence for each topic that the user named and that is not there."""
+        if self._subscription.pattern is not None:
+            return []
+        return self._describe_missing(self._subscription.topics, newest=False)
 
-        For an error, which may come before the step of the deletion, the newest step is read.
+    def explain_missing_topics(self, names: Collection[str]) -> list[str]:
+        """Return a sentence for each of these topics that is not there, for the error of a call that names them.
+
+        The error may come before the step of the deletion, so the newest step is read. Nothing may hide the error.
         """
-        explains_error = names is not None
-        if names is None:
-            names = self._subscription.topics if self._subscription.pattern is None else []
-        topics = names
-        if not topics:
+        try:
+            return self._describe_missing(names, newest=True)
+        except LakeMQError:
             return []
 
-        def find(state: State) -> tuple[list[str], int]:
-            return [name for name in topics if name not in state.topic_ids], state.deleted_topic_count
-
-        try:
-            missing, deleted_count = self._query_groups(find, newest=explains_error)
-        except LakeMQError:
-            if not explains_error:
-                raise
-            return []  # the error comes first
+    def _describe_missing(self, names: Collection[str], newest: bool) -> list[str]:
+        missing, deleted_count = self._query_groups(
+            lambda state: ([name for name in names if name not in state.topic_ids], state.deleted_topic_count),
+            newest=newest,
+        )
         return [
             f"Topic {name}, to which the consumer subscribes, does not exist."
             f" {self._describe_deletion(name, deleted_count)}".rstrip()

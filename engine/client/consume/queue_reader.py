@@ -125,9 +125,9 @@ class QueuePartitions:
         """Record the outcome of messages, and send it without waiting.
 
         Args:
-            outcome: accept, release or reject.
+            outcome: ack, nack or reject.
             messages: a message, a batch or messages. Messages of a batch that have an outcome already are left out.
-            delay_ms: how long released messages wait; None: as the group's settings say.
+            delay_ms: how long messages given back wait; None: as the group's settings say.
             error: text for the dead letter.
 
         Raises:
@@ -147,7 +147,7 @@ class QueuePartitions:
         raise_chain(errors)
 
     def ack_through(self, ends: Mapping[TopicPartition, int], read: ConsumedOffsets | None) -> None:
-        """Accept all open messages before these offsets, and send that without waiting.
+        """Acknowledge all open messages before these offsets, and send that without waiting.
 
         Args:
             ends: (topic, partition) -> end offset (exclusive).
@@ -202,7 +202,7 @@ class QueuePartitions:
     def build_fenced_error(self, topic_partitions: Sequence[TopicPartition]) -> FencedMemberEpoch:
         """Return the error that names these partitions, which belong to other members or whose topic was deleted."""
         topics = sorted({topic for topic, _ in topic_partitions})
-        reasons = self._member.membership.describe_missing_topics(topics)
+        reasons = self._member.membership.explain_missing_topics(topics)
         found = [f"{topic}-{partition}" for topic, partition in sorted(topic_partitions)]
         return FencedMemberEpoch(" ".join(reasons), found=found)
 

@@ -540,7 +540,7 @@ class UnreadableRows(ds.Dataset):
 
     def _fail(self) -> Iterator[pa.RecordBatch]:
         raise OSError(self._reason)
-        yield
+        yield  # makes it a generator, so that the first read raises
 
 
 class _Scanner:
