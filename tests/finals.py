@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,26 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.fetch_result import FetchResult
+from lakemq.engine.client.fetch.plan import beginning_offsets, end_offsets, plan_fetch
 
 SHOWN = ("partition", "offset", "timestamp", "key", "value", "headers")
 
 
 def read_final_messages(mq: Connection) -> pa.Table:
     return DeltaTable(f"{mq.namespace.path}/final_messages").to_pyarrow_table()
+
+
+def fetch_published(
+    mq: Connection, topic: str, starts: Mapping[int, int] | None = None, ends: Mapping[int, int] | None = None
+) -> FetchResult:
+    """Return what a fetch shows that reads no final file."""
+    fetcher = mq._fetcher
+    with fetcher.look() as reader:
+        found = reader.state.topic(topic)
+        starts = beginning_offsets(found) if starts is None else starts
+        ends = end_offsets(found, "read_committed") if ends is None else ends
+        return fetcher.open_plan(plan_fetch(reader, found, "read_committed", starts, ends, reads_final=False))
 
 
 def are_all_final(mq: Connection) -> bool:
@@ -30,7 +45,8 @@ def are_all_final(mq: Connection) -> bool:
         return False
     rows = read_final_messages(mq)
     found = (_drop_expired(rows.filter(pc.field("topic_id") == topic.topic_id)) for topic in topics)
-    return all(part.num_rows == len(mq.fetch(topic.topic)) for topic, part in zip(topics, found, strict=True))
+    counts = [len(fetch_published(mq, topic.topic)) for topic in topics]
+    return [part.num_rows for part in found] == counts
 
 
 def find_difference(mq: Connection) -> str:
@@ -40,7 +56,8 @@ def find_difference(mq: Connection) -> str:
         return f"deleted topic {min(deleted)}"
     for topic in topics.values():
         found = _drop_expired(rows.filter(pc.field("topic_id") == topic.topic_id))
-        if _sort(found) != _sort(mq.fetch(topic.topic).to_arrow()):
+        published = fetch_published(mq, topic.topic).to_arrow()
+        if _sort(found) != _sort(published) or mq.fetch(topic.topic).to_arrow() != published:
             return topic.topic
     return ""
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.messages import FILE_SCHEMA, FINAL_MESSAGES, MAX_TTL_MS, final_file_path
+from lakemq.tables.specs.messages import FILE_SCHEMA, FINAL_FILES, FINAL_MESSAGES, MAX_TTL_MS, final_file_path
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import Store
@@ -30,6 +30,7 @@ from lakemq.tables.storage.parquet import BASE_BYTES, open_bounded_parquet
 from ..namespace import crash
 from ..namespace.data_file import file_name, is_expected_file, read_footer, read_journaled_digest
 from ..protocol.values.log import FinalFile, FinalRange, RangesWritten
+from ..protocol.values.segments import cut_segments
 from ..protocol.values.topics import Topic
 
 log = logging.getLogger("lakemq.serve")
@@ -89,7 +90,7 @@ class FinalFileWriter:
     """Writes the files of one term, in a thread of its own."""
 
     def __init__(self, store: Store, new_file_id: Callable[[], int], crash_point: crash.CrashPoint) -> None:
-        """new_file_id: returns a random id."""
+        """new_file_id: returns a random id below SEQUENCERS_FILES."""
         self._store, self._new_file_id, self._crash_point = store, new_file_id, crash_point
         self._leftovers = Leftovers(store.files)
         self._turns: dict[int, int] = {}
@@ -138,7 +139,7 @@ class FinalFileWriter:
 
     def _write_file(self, topic: Topic, rows: pa.Table) -> FinalFile:
         rows = rows.append_column("topic_id", pa.repeat(topic.topic_id, rows.num_rows)).select(FILE_SCHEMA.names)
-        file_id = self._new_file_id()
+        file_id = FINAL_FILES | self._new_file_id()
         return write_final_file(self._store.files, self._leftovers, topic.topic, rows, file_id, self._crash_point)
 
 
@@ -240,7 +241,7 @@ def _choose_segments(topic: Topic, segments: pa.Table) -> pa.Table:
     is_visible = pa.array(is_message & (ended_as == "commit"))
     skipped = np.maximum(finals[partition] - base, 0)
     result = segments.append_column("is_visible", is_visible).filter(pa.array(chosen))
-    return _cut_segments(result, skipped[chosen], (last - base - skipped + 1)[chosen])
+    return cut_segments(result, skipped[chosen], (last - base - skipped + 1)[chosen])
 
 
 def _find_outcomes(segments: pa.Table) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.object_]]:
@@ -274,7 +275,7 @@ def _cut_into_files(segments: pa.Table, files: Files) -> Iterator[pa.Table]:
     index = np.repeat(np.arange(len(pieces)), pieces)
     nth = np.arange(len(index)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     begins, ends = (counts[index] * number // pieces[index] for number in (nth, nth + 1))
-    segments = _cut_segments(segments.take(pa.array(index)), begins, ends - begins)
+    segments = cut_segments(segments.take(pa.array(index)), begins, ends - begins)
     up_to = np.cumsum((ends - begins) * row_bytes[index])
     begin = 0
     while begin < len(up_to):
@@ -295,15 +296,6 @@ def _measure_rows(segments: pa.Table, files: Files) -> dict[int, float]:
             raise ValueError(f"{file_name(file_id)} is not the file that was published")
         bytes_per_row[file_id] = UNPACKED * footer.size_bytes / max(1, metadata.num_rows)
     return bytes_per_row
-
-
-def _cut_segments(segments: pa.Table, skipped: Numbers, counts: Numbers) -> pa.Table:
-    """Return the segments without their first rows, and with so many rows."""
-    for name in ("base_offset", "first_row", "base_sequence", "source_offset"):
-        at = segments.schema.get_field_index(name)
-        segments = segments.set_column(at, name, pc.add(segments.column(name), pa.array(skipped)))
-    last = pc.add(segments.column("base_offset"), pa.array(counts - 1))
-    return segments.set_column(segments.schema.get_field_index("last_offset"), "last_offset", last)
 
 
 def _list_files(segments: pa.Table) -> Iterable[tuple[int, int | None]]:

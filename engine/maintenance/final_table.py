@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.messages import FILE_SCHEMA, FINAL_MESSAGES, final_file_path, parse_final_file_id
+from lakemq.tables.specs.messages import FILE_SCHEMA, FINAL_FILES, FINAL_MESSAGES, final_file_path, parse_final_file_id
 from lakemq.tables.specs.topics import FINAL_PENDING, SEGMENTS
 from lakemq.tables.storage.delta.commits import NewFile, StoredFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
@@ -36,7 +36,7 @@ from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..namespace.data_file import read_footer
-from ..protocol.rows.log import build_final_row
+from ..protocol.rows.log import build_final_rows
 from ..protocol.values.log import RangesFinalized
 from .final_files import FILE_BYTES, UNPACKED, describe_ranges, read_oldest_ms, write_final_file
 from .merging import FEW_FILES, SETTLED_MS, write_merged_file
@@ -104,7 +104,7 @@ class FinalTable:
         new_file_id: Callable[[], int],
         crash_point: crash.CrashPoint = crash.nowhere,
     ) -> None:
-        """new_file_id: returns a random id."""
+        """new_file_id: returns a random id below SEQUENCERS_FILES."""
         self._files, self._clock, self._new_file_id, self._crash_point = files, clock, new_file_id, crash_point
         self._leftovers = Leftovers(files)
         self._least = min(FEW_FILES, config.number("compact.min.files"))
@@ -214,7 +214,7 @@ class FinalTable:
         oldest_ms = min(stored[file.file_id].modified_ms for file in replaced)
         files = []
         if messages.num_rows:
-            topic, file_id = replaced[0].topic, self._new_file_id()
+            topic, file_id = replaced[0].topic, FINAL_FILES | self._new_file_id()
             written = write_final_file(
                 self._files, self._leftovers, topic, messages, file_id, self._crash_point, oldest_ms
             )
@@ -233,11 +233,7 @@ class FinalTable:
                 stored.append(file)
         rows = segments.read(files=stored)
         staying = rows.filter(pa.array(~_mask_places(rows, places)))
-        new = [
-            build_final_row(rewrite.replaced[-1].step, rewrite.record, range_)
-            for rewrite in rewrites
-            for range_ in rewrite.record.ranges
-        ]
+        new = [row for rewrite in rewrites for row in build_final_rows(rewrite.replaced[-1].step, rewrite.record)]
         added = write_merged_file(
             self._files, self._leftovers, SEGMENTS, pa.concat_tables([staying, SEGMENTS.table(new)]), stored
         )

@@ -54,7 +54,7 @@ from ..namespace.data_file import (
     read_footer,
     to_table_file,
 )
-from ..protocol.values.segments import find_continuations, merge_continuations
+from ..protocol.values.segments import cut_segments, find_continuations, merge_continuations
 from .removal import POINTING, DataFileRemover, Handles, parse_file_id, read_named_file_ids
 from .retention import LiveState, mask_deleted_segments
 
@@ -284,17 +284,14 @@ def move_ranges(ranges: pa.Table, rows: PointedRows, place: Numbers, file_id: in
     begins[1:] = (rows.index[1:] != rows.index[:-1]) | (at[1:] != at[:-1] + 1)
     first = np.flatnonzero(begins)
     counts = np.diff(first, append=len(at))
-    cut, skipped = ranges.take(pa.array(rows.index[first])), pa.array(rows.nth[first])
+    cut = ranges.take(pa.array(rows.index[first]))
+    if "base_offset" in cut.column_names:
+        cut = cut_segments(cut, rows.nth[first], counts)
     changed: dict[str, pa.Array | pa.ChunkedArray] = {
         "file_id": pa.repeat(pa.scalar(file_id, pa.int64()), len(first)),
         "first_row": pa.array(at[first]),
         "record_count": pa.array(counts),
     }
-    if "base_offset" in cut.column_names:
-        changed["base_offset"] = pc.add(cut.column("base_offset"), skipped)
-        changed["last_offset"] = pc.add(changed["base_offset"], pa.array(counts - 1))
-        for name in ("base_sequence", "source_offset"):
-            changed[name] = pc.add(cut.column(name), skipped)
     return _replace_columns(cut, changed)
 
 

@@ -18,7 +18,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from lakemq.tables.specs.messages import BODY_SCHEMA, MAX_TIMESTAMP_US, MESSAGES, SEQUENCERS_FILES, FileFacts, file_stem
+from lakemq.tables.specs.messages import (
+    BODY_SCHEMA,
+    FINAL_FILES,
+    FINAL_MESSAGES,
+    MAX_TIMESTAMP_US,
+    MESSAGES,
+    SEQUENCERS_FILES,
+    FileFacts,
+    file_stem,
+    final_file_path,
+)
 from lakemq.tables.storage.delta.commits import NewFile
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.parquet import ROW_GROUP_ROWS
@@ -64,7 +74,10 @@ def new_file_id() -> int:
     return secrets.randbelow(SEQUENCERS_FILES)
 
 
-def file_name(file_id: int) -> str:
+def file_name(file_id: int, topic: str = "") -> str:
+    """Return the name of a file of `messages`, or of a file of `final_messages`, which has one topic."""
+    if file_id >= FINAL_FILES:
+        return f"{FINAL_MESSAGES.name}/{final_file_path(topic, file_id)}"
     return f"{MESSAGES.name}/{file_stem(file_id)}.parquet"
 
 

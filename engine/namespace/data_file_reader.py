@@ -25,12 +25,13 @@ _PIECE_BYTES = 8 << 20
 
 
 @contextmanager
-def open_data_file(files: Files, file_id: int, footer_hash: int | None) -> Iterator[pq.ParquetFile]:
+def open_data_file(files: Files, file_id: int, footer_hash: int | None, topic: str = "") -> Iterator[pq.ParquetFile]:
     """Open a data file for reading. Errors while its rows are read are explained, too.
 
     Args:
         files: the data files.
         file_id: of the file.
+        topic: of a file of `final_messages`.
         footer_hash: as its segments have it; None for rows that were in steps first. The digest in their file's
             metadata verifies these.
 
@@ -39,7 +40,7 @@ def open_data_file(files: Files, file_id: int, footer_hash: int | None) -> Itera
         StorageError: the store failed.
     """
     try:
-        source = files.open_input(file_name(file_id))
+        source = files.open_input(file_name(file_id, topic))
     except FileNotFoundError:
         raise FileTruncated(
             f"Data file {file_stem(file_id)} is gone.",

@@ -61,6 +61,8 @@ SEQUENCERS_FILES = 1 << 61
 """Ids of data files: publishers use ids below this, the sequencer ids from this on."""
 FILE_IDS = 1 << 62
 """Upper bound of ids, so that id + partition, the join key of a file's rows, still fits a bigint."""
+FINAL_FILES = FILE_IDS
+"""Ids of files of `final_messages` are this or more, so that a plan of a fetch may name either kind of file."""
 
 
 def file_stem(file_id: int) -> str:

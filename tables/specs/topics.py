@@ -79,7 +79,7 @@ PARTITIONS = TableSpec(
 
 
 FINAL_PENDING = "final_pending"
-"""The kind of rows that name files of `final_messages`. Fetches and views do not read them yet."""
+"""The kind of rows that name files of `final_messages`. Views do not read them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -284,8 +284,9 @@ def open_bounded_parquet(
         metadata: its footer.
         most_bytes: that its pages may unpack to; None: in proportion to its size.
     """
-    bounded = limit_reads(source, metadata, _KEPT, most_bytes)
+    kept = [name for name in _KEPT if name in metadata.schema.names]  # files of one topic do not have it
+    bounded = limit_reads(source, metadata, kept, most_bytes)
     is_in_store = not isinstance(source, pa.OSFile)  # and is asked for several columns at once
     return pq.ParquetFile(
-        bounded, metadata=metadata, read_dictionary=_KEPT, pre_buffer=is_in_store, page_checksum_verification=True
+        bounded, metadata=metadata, read_dictionary=kept, pre_buffer=is_in_store, page_checksum_verification=True
     )

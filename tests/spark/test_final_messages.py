@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from finals import are_all_final
+from finals import are_all_final, fetch_published
 from pyspark.sql import DataFrame, SparkSession
 from unit.served import until
 
@@ -55,3 +55,26 @@ def test_native_stream_has_each_message_of_a_topic_once(spark: SparkSession, tmp
         query = spark.sql(f"SELECT value FROM {path.name}.final_messages WHERE topic = 'orders'")
         assert query.count() == 10
         assert all("/topic=orders/" in name for name in query.inputFiles())
+
+
+def test_fetched_dataframe_scans_final_files_without_a_join(spark: SparkSession, tmp_path: Path) -> None:
+    with lakemq.connect(str(tmp_path / "mq"), spark=spark, create=True, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("orders", 3)
+        for _ in range(2):
+            keys = [str(i) for i in range(30)]
+            mq.publish("orders", pa.table({"key": keys, "value": keys, "ttl_ms": [1, *[None] * 29]}))
+            with mq.producer("tx") as producer:
+                producer.begin_transaction()
+                producer.send("orders", "committed", key="1")
+                producer.commit_transaction()
+            until(lambda: are_all_final(mq))
+    with lakemq.connect(str(tmp_path / "mq"), spark=spark) as mq:
+        ends = mq.end_offsets("orders")
+        for starts in ({0: 0, 1: 0, 2: 0}, {0: 3, 2: ends[2] - 5}):
+            found, published = mq.fetch("orders", start=starts), fetch_published(mq, "orders", starts)
+            order = [("partition", "ascending"), ("offset", "ascending")]
+            rows = found.to_spark().toArrow()
+            assert rows.sort_by(order).to_pylist() == published.to_arrow().to_pylist()
+            assert all("/final_messages/" in name for name in found.to_spark().inputFiles())
+        plan = mq.fetch("orders").to_spark()._jdf.queryExecution().executedPlan().toString()
+        assert "Join" not in plan

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from clocks import ManualClock
 from deltalake import DeltaTable
-from finals import are_all_final, check_each_added_once, check_final_messages
+from finals import are_all_final, check_each_added_once, check_final_messages, fetch_published
 from protocol_harness import Harness
 from unit.served import until
 
@@ -24,6 +24,7 @@ from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritt
 from lakemq.engine.protocol.values.topics import DeleteRecords
 from lakemq.engine.sequencer.finalizing import STALE_MS, Finalizing
 from lakemq.jobs.doctor.namespace import make_checks
+from lakemq.tables.specs.messages import FINAL_FILES
 
 CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 50, "final.interval.ms": 100}
 
@@ -114,6 +115,67 @@ def test_small_files_become_one_in_the_order_of_offsets(tmp_path: Path) -> None:
         table = DeltaTable(str(path / "final_messages"))
         files = sorted(pa.table(table.get_add_actions(flatten=True)).to_pylist(), key=itemgetter("modification_time"))
         assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
+
+
+def write_all_kinds(mq: lakemq.Connection) -> None:
+    """Publish messages of all kinds to the topic a, and let all but the last one become final."""
+    mq.topics.create("a", 2, config={"message.timestamp.type": "LogAppendTime", "ttl.ms": 600_000})
+    mq.groups.create("g", {"group.protocol": "queue"})
+    for _ in range(4):
+        mq.publish("a", pa.table({"value": list("0123456789"), "key": list("0123456789")}))
+        mq.publish("a", pa.table({"value": ["gone", "alive"], "key": ["1", "2"], "ttl_ms": [1, 500_000]}))
+        with mq.producer("tx") as producer:
+            for commits in (False, True):
+                producer.begin_transaction()
+                for key in "123":
+                    producer.send("a", f"{commits}", key=key, headers={"h": key.encode()})
+                    producer.flush()
+                producer.commit_transaction() if commits else producer.abort_transaction()
+        until(lambda: are_all_final(mq))
+    with mq.consumer("g", topics=["a"], auto_offset_reset="earliest") as consumer:
+        consumer.reject(list(consumer.poll(timeout_ms=5_000, max_records=5)), error="no good")
+    mq.topics.delete_records("a", {0: 7})
+    until(lambda: are_all_final(mq) and len(mq.fetch("a.dlq")) == 5)
+    mq.publish("a", pa.table({"value": ["hot"]}))
+
+
+def test_fetch_of_any_range_reads_final_files_and_shows_the_same(tmp_path: Path) -> None:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True, config=CONFIG) as mq, mq.serving():
+        write_all_kinds(mq)
+    with lakemq.connect(path) as mq:
+        for topic in ("a", "a.dlq"):
+            firsts, ends = mq.beginning_offsets(topic), mq.end_offsets(topic)
+            for partition, end in ends.items():
+                for first in range(firsts[partition], end, 5):
+                    for last in range(first, end + 1, 3):
+                        found = mq.fetch(topic, start={partition: first}, end={partition: last})
+                        published = fetch_published(mq, topic, {partition: first}, {partition: last})
+                        assert found.to_arrow() == published.to_arrow()
+                        assert len(found) == len(published)
+            whole = mq.fetch(topic)
+            assert pa.concat_tables(whole.pieces(target_bytes=1_000)) == fetch_published(mq, topic).to_arrow()
+        assert [describe_files(topic, mq) for topic in ("a", "a.dlq")] == ["final and published", "published"]
+
+
+def describe_files(topic: str, mq: lakemq.Connection) -> str:
+    """Return in which tables a fetch reads the messages of a topic."""
+    is_final = {file_id >= FINAL_FILES for file_id in mq.fetch(topic).plan.segments.column("file_id").to_pylist()}
+    return " and ".join(name for kind, name in ((True, "final"), (False, "published")) if kind in is_final)
+
+
+def test_fetch_reads_published_files_if_a_final_one_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("a")
+        mq.publish("a", pa.table({"value": list("01234567")}))
+        until(lambda: are_all_final(mq))
+    for damage in (lambda file: file.write_bytes(file.read_bytes()[:-1]), Path.unlink):
+        with lakemq.connect(str(path)) as mq:
+            assert describe_files("a", mq) == "final"
+            (file,) = (path / "final_messages" / "topic=a").iterdir()
+            damage(file)
+            assert [message.value for message in mq.fetch("a")] == [f"{i}".encode() for i in range(8)]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def plan_fetch(
     starts: Mapping[int, int],
     ends: Mapping[int, int],
     include_expired: bool = False,
+    reads_final: bool = True,
 ) -> FetchPlan:
     """Return the plan that reads these offsets.
 
@@ -57,6 +58,7 @@ def plan_fetch(
         starts: partition -> first offset.
         ends: partition -> end offset (exclusive). Partitions that are missing in one of the two are not read.
         include_expired: also show messages that have expired.
+        reads_final: whether committed messages are read from `final_messages`, as far as they are there.
 
     Raises:
         OffsetOutOfRange: the log of a partition does not hold its range.
@@ -74,7 +76,8 @@ def plan_fetch(
                 found=f"{range_.start} to {range_.end}",
                 expected=f"{begin} to {end}",
             )
-    segments = reader.find_segments(topic, [range_ for range_ in ranges if range_.end > range_.start], is_committed)
+    filled = [range_ for range_ in ranges if range_.end > range_.start]
+    segments = reader.find_segments(topic, filled, is_committed, reads_final)
     return FetchPlan(
         topic=topic.topic,
         topic_id=topic.topic_id,
@@ -105,6 +108,8 @@ def replan(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
     starts = dict(zip(partitions, spans.column("base_offset_min").to_pylist(), strict=True))
     ends = dict(zip(partitions, pc.add(spans.column("last_offset_max"), 1).to_pylist(), strict=True))
     new_plan = plan_fetch(reader, topic, plan.isolation, starts, ends)
+    if new_plan.segments.equals(plan.segments):  # a final file is damaged: the messages are also where they came
+        new_plan = plan_fetch(reader, topic, plan.isolation, starts, ends, reads_final=False)
     if new_plan.segments.equals(plan.segments):
         return None
     return replace(new_plan, ranges=plan.ranges, now_ms=plan.now_ms)

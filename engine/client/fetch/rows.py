@@ -6,7 +6,6 @@ size, and expired messages are found among them. Rows of docs/architecture.md: f
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from lakemq.tables.specs.messages import HEADERS, file_stem
-from lakemq.tables.storage.native_calls import NATIVE_CALLS
+from lakemq.tables.specs.messages import FINAL_FILES, HEADERS, file_stem
+from lakemq.tables.storage.native_calls import NATIVE_CALLS, Workers
 from lakemq.tables.storage.object_stores.files import Files
 
 from ...namespace.data_file import ROW_GROUP_ROWS
 from ...namespace.data_file_reader import open_data_file
 from ...protocol.errors import FileTruncated
 from ...protocol.values.dead_letters import Cause, decode_cause
+from ...protocol.values.segments import cut_segments
 
 if TYPE_CHECKING:
     from .lookup import OffsetRange
@@ -122,6 +123,7 @@ class FetchPlan:
 
 _SHOWN = ["key", "value", "timestamp", "headers"]
 _TTL = "ttl_ms"
+_FILES_AT_ONCE = 16
 
 Numbers = npt.NDArray[np.int64]
 
@@ -143,15 +145,24 @@ class RangeRows:
 
 @dataclass(frozen=True)
 class _FileRanges:
-    """Ranges of a plan in one file, by their indices in the plan, and the file rows from first to end (exclusive)."""
+    """Ranges of a plan in one file, by their indices in the plan, and the file rows from first to end (exclusive).
+
+    numbers: what `number_column` has in the first row of each range. It goes up by one from row to row.
+    """
 
     file_id: int
     indices: Numbers
     first_rows: Numbers
     ends: Numbers
+    numbers: Numbers
+
+    @property
+    def number_column(self) -> str:
+        return "offset" if self.file_id >= FINAL_FILES else "row"
 
     def select(self, mask: npt.NDArray[np.bool_]) -> _FileRanges:
-        return _FileRanges(self.file_id, self.indices[mask], self.first_rows[mask], self.ends[mask])
+        parts = (getattr(self, name)[mask] for name in ("indices", "first_rows", "ends", "numbers"))
+        return _FileRanges(self.file_id, *parts)
 
 
 def read_sources(files: Files, plan: FetchPlan, cache: RowGroupCache | None = None) -> Iterator[RangeRows]:
@@ -176,7 +187,7 @@ def read_sources(files: Files, plan: FetchPlan, cache: RowGroupCache | None = No
             in_file = ranges.select(~in_steps)
             footer_hash = plan.segments.column("footer_hash")[int(in_file.indices[0])].as_py()
             try:
-                rows = _read_from_file(files, footer_hash, in_file, columns, cache)
+                rows = _read_from_file(files, plan.topic, footer_hash, in_file, columns, cache)
             except FileTruncated as error:
                 raise FileTruncated(
                     f"Messages of topic {plan.topic} cannot be read. {error.detail} `lakemq doctor` names all such"
@@ -187,13 +198,28 @@ def read_sources(files: Files, plan: FetchPlan, cache: RowGroupCache | None = No
             yield rows
 
 
+def read_footers(files: Files, plan: FetchPlan) -> dict[int, pq.FileMetaData]:
+    """Return the footer of each file of the plan by id. Raises FileTruncated: one is gone, or not as it was written."""
+    names = ("file_id", "footer_hash")
+    needed = dict(zip(*(plan.segments.column(name).to_pylist() for name in names), strict=True))
+
+    def read_footer(file_id: int) -> pq.FileMetaData:
+        with open_data_file(files, file_id, needed[file_id], plan.topic) as file:
+            return file.metadata
+
+    with Workers(_FILES_AT_ONCE, "lakemq-footers") as pool:
+        return dict(zip(needed, pool.map(read_footer, needed), strict=True))
+
+
 def _group_by_file(plan: FetchPlan) -> Iterator[_FileRanges]:
     file_ids = plan.segments.column("file_id").to_numpy()
     first_rows = plan.segments.column("first_row").to_numpy()
     ends = first_rows + plan.segments.column("record_count").to_numpy()
+    numbers = np.where(file_ids >= FINAL_FILES, plan.segments.column("base_offset").to_numpy(), first_rows)
     order = np.argsort(file_ids, kind="stable")
     for indices in np.split(order, np.flatnonzero(np.diff(file_ids[order])) + 1) if len(order) else ():
-        yield _FileRanges(int(file_ids[indices[0]]), indices, first_rows[indices], ends[indices])
+        file_id = int(file_ids[indices[0]])
+        yield _FileRanges(file_id, indices, first_rows[indices], ends[indices], numbers[indices])
 
 
 def _are_in_steps(parts: Sequence[StepRows], ranges: _FileRanges) -> npt.NDArray[np.bool_]:
@@ -232,10 +258,15 @@ def _take_from_steps(parts: Sequence[StepRows], ranges: _FileRanges, columns: li
 
 @NATIVE_CALLS.guard
 def _read_from_file(
-    files: Files, footer_hash: int | None, ranges: _FileRanges, columns: list[str], cache: RowGroupCache | None
+    files: Files,
+    topic: str,
+    footer_hash: int | None,
+    ranges: _FileRanges,
+    columns: list[str],
+    cache: RowGroupCache | None,
 ) -> RangeRows:
     """Read the row groups that have rows of the ranges, from the cache if all are there, else from the file."""
-    file_id = ranges.file_id
+    file_id, columns = ranges.file_id, [ranges.number_column, *columns]
     groups: dict[int, pa.Table] = {}
     if cache is not None and (cached_starts := cache.row_group_starts(file_id)) is not None:
         starts = np.array(cached_starts)
@@ -244,17 +275,17 @@ def _read_from_file(
         if len(groups) == len(needed):
             table = pa.concat_tables([groups[group] for group in needed])
             return _locate(table, starts, needed, ranges)
-    with open_data_file(files, file_id, footer_hash) as file:
+    with open_data_file(files, file_id, footer_hash, topic) as file:
         counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
         starts = np.cumsum([0, *counts])
         needed = _find_row_groups(starts, ranges)
         if cache is None:
-            table = file.read_row_groups(needed, columns=["row", *columns])
+            table = file.read_row_groups(needed, columns=columns)
         else:
             # Read the groups one by one. A slice of a table of several would keep all of them in memory.
             for group in needed:
                 if group not in groups:
-                    groups[group] = file.read_row_group(group, columns=["row", *columns])
+                    groups[group] = file.read_row_group(group, columns=columns)
                     cache.put(file_id, tuple(starts.tolist()), group, groups[group])
             table = pa.concat_tables([groups[group] for group in needed])
     return _locate(table, starts, needed, ranges)
@@ -281,17 +312,18 @@ def _locate(table: pa.Table, starts: Numbers, needed: list[int], ranges: _FileRa
     table_begins = np.cumsum(counts) - counts
     group = np.searchsorted(starts, ranges.first_rows, side="right") - 1
     begin = table_begins[group] + ranges.first_rows - starts[group]
-    _check_row_numbers(table.column("row").to_numpy(), begin, ranges)
-    return RangeRows(table.drop_columns("row"), ranges.indices, begin)
+    _check_numbers(table.column(ranges.number_column).to_numpy(), begin, ranges)
+    return RangeRows(table.drop_columns(ranges.number_column), ranges.indices, begin)
 
 
-def _check_row_numbers(row_numbers: Numbers, begin: Numbers, ranges: _FileRanges) -> None:
+def _check_numbers(numbers: Numbers, begin: Numbers, ranges: _FileRanges) -> None:
     """Raise FileTruncated unless the first and the last row of each range have the numbers that they should have."""
-    last = begin + (ranges.ends - ranges.first_rows) - 1
+    more = ranges.ends - ranges.first_rows - 1
+    last = begin + more
     if (
-        last.max() >= len(row_numbers)
-        or (row_numbers[begin] != ranges.first_rows).any()
-        or (row_numbers[last] != ranges.ends - 1).any()
+        last.max() >= len(numbers)
+        or (numbers[begin] != ranges.numbers).any()
+        or (numbers[last] != ranges.numbers + more).any()
     ):
         raise _misplaced_error(ranges.file_id)
 
@@ -412,17 +444,7 @@ def slice_plan(plan: FetchPlan, ends: npt.NDArray[np.int64], first: int, last: i
     skipped[0] = first - (int(ends[low]) - int(count[0]))
     count -= skipped
     count[-1] -= int(ends[high]) - last
-    base = part.column("base_offset").to_numpy() + skipped
-    changes = {
-        "source_offset": pc.add(part.column("source_offset"), pa.array(skipped)),
-        "base_offset": pa.array(base),
-        "first_row": pa.array(part.column("first_row").to_numpy() + skipped),
-        "record_count": pa.array(count),
-        "last_offset": pa.array(base + count - 1),
-    }
-    for name, column in changes.items():
-        part = part.set_column(part.column_names.index(name), name, column)
-    return dataclasses.replace(plan, segments=part)
+    return replace(plan, segments=cut_segments(part, skipped, count))
 
 
 # Headers that say why a message is a dead letter. They follow the message's own headers, as text in UTF-8.

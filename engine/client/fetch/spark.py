@@ -1,4 +1,4 @@
-"""Fetch in Spark: the data files of the plan, joined with its segments. No other file is opened.
+"""Fetch in Spark: the files of the plan, and no other. Files of `messages` are joined with its segments.
 
 Rows of docs/architecture.md: fetch 5.
 """
@@ -6,6 +6,7 @@ Rows of docs/architecture.md: fetch 5.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +15,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from lakemq.tables.specs.messages import MESSAGES, file_stem
+from lakemq.tables.specs.messages import FINAL_FILES, FINAL_MESSAGES, MESSAGES
+from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.delta.catalog import columns_ddl
 
 from ...namespace.data_file import file_name
-from ...namespace.data_file_reader import verify_files
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated
 from ..schemas import SchemaRule
@@ -26,7 +27,7 @@ from ..schemas.ddl import to_ddl
 from ..schemas.topic_schema import PARSED, compile_schema
 from .arrow import AppendParsed, fetch_arrow
 from .plan import FetchPlan
-from .rows import OFFSET, build_cause_headers
+from .rows import OFFSET, build_cause_headers, read_footers
 
 FETCHED_DDL = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
@@ -59,6 +60,14 @@ _COLUMNS = [
         'key', '{OFFSET}', 'value', CAST(CAST(m.row + s.row_to_source AS STRING) AS BINARY))))) AS headers""",
 ]
 
+_FINAL_COLUMNS = [
+    "m.partition",
+    "m.offset",
+    "m.timestamp",
+    "CAST(m.timestamp_type = 'LogAppendTime' AS INT) AS timestampType",
+    "m.headers",
+]
+
 
 def fetch_spark(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:
     """Return the messages of the plan with the columns of Spark's Kafka source (FETCHED_DDL).
@@ -70,15 +79,43 @@ def fetch_spark(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> D
         return spark.createDataFrame([], FETCHED_DDL)
     # Rows whose file is not written yet come from steps, through Arrow. Spark reads all others from files.
     unwritten = [file_id for file_id in plan.step_rows if namespace.files.size(file_name(file_id)) is None]
-    if unwritten:
-        is_unwritten = pc.is_in(plan.segments.column("file_id"), pa.array(unwritten, pa.int64()))
-        from_steps = replace(plan, segments=plan.segments.filter(is_unwritten))
-        from_files = replace(plan, segments=plan.segments.filter(pc.invert(is_unwritten)))
-        messages = fetch_arrow(namespace.files, from_steps)
-        # `take` copies, because Spark does not take slices of list columns.
-        rows = spark.createDataFrame(messages.take(np.arange(messages.num_rows)), FETCHED_DDL)
-        return rows.unionByName(_read_files(spark, namespace, from_files)) if from_files.segments.num_rows else rows
-    return _read_files(spark, namespace, plan)
+    file_ids = plan.segments.column("file_id")
+    is_unwritten = pc.is_in(file_ids, pa.array(unwritten, pa.int64()))
+    is_final = pc.greater_equal(file_ids, FINAL_FILES)
+    readers = (
+        (is_final, _read_final_files),
+        (pc.invert(pc.or_(is_final, is_unwritten)), _read_files),
+        (is_unwritten, _read_step_rows),
+    )
+    parts = (
+        read(spark, namespace, replace(plan, segments=plan.segments.filter(mask)))
+        for mask, read in readers
+        if pc.any(mask).as_py()
+    )
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _read_step_rows(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:
+    messages = fetch_arrow(namespace.files, plan)
+    # `take` copies, because Spark does not take slices of list columns.
+    return spark.createDataFrame(messages.take(np.arange(messages.num_rows)), FETCHED_DDL)
+
+
+def _read_final_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:
+    """Return the messages of a plan that reads `final_messages`: all that its files have in a range per partition."""
+    footers = read_footers(namespace.files, plan)
+    uris = [namespace.files.uri(file_name(file_id, plan.topic)) for file_id in footers]
+    messages = _scan(spark, uris, FINAL_MESSAGES).alias("m")
+    if plan.record_count < sum(footer.num_rows for footer in footers.values()):
+        bounds = plan.segments.group_by("partition").aggregate([("base_offset", "min"), ("last_offset", "max")])
+        bounds = bounds.rename_columns(["partition", "first", "last"])
+        ranges = F.broadcast(spark.createDataFrame(bounds).alias("r"))
+        first, last = pc.min(bounds.column("first")), pc.max(bounds.column("last"))
+        in_range = F.expr("m.partition = r.partition AND m.offset BETWEEN r.first AND r.last")
+        messages = messages.where(f"offset BETWEEN {first} AND {last}").join(ranges, in_range)
+    if plan.expirable.num_rows:
+        messages = messages.where(f"coalesce(m.expires_at > timestamp_millis({plan.now_ms}), true)")
+    return messages.selectExpr("m.key", "m.value", f"'{plan.topic}' AS topic", *_FINAL_COLUMNS)
 
 
 def parse_in_spark(messages: DataFrame, rule: SchemaRule) -> DataFrame:
@@ -88,19 +125,21 @@ def parse_in_spark(messages: DataFrame, rule: SchemaRule) -> DataFrame:
 
 
 def _read_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:
-    needed = dict(zip(*(plan.segments.column(name).to_pylist() for name in ("file_id", "footer_hash")), strict=True))
-    for file_id, flaw in verify_files(namespace.files, needed).items():
-        raise FileTruncated(f"Data file {file_stem(file_id)} is {flaw}.")
-    paths = [namespace.files.uri(file_name(file_id)) for file_id in sorted(needed)]
+    uris = [namespace.files.uri(file_name(file_id)) for file_id in sorted(read_footers(namespace.files, plan))]
+    messages = _scan(spark, uris, MESSAGES)
+    segments = spark.createDataFrame(cut_into_blocks(plan))
+    return _join_segments(messages, segments, plan.topic, can_expire=plan.expirable.num_rows > 0)
+
+
+def _scan(spark: SparkSession, paths: list[str], table: TableSpec) -> DataFrame:
+    """Return all rows of some files of a table. Raises FileTruncated: one is gone."""
     try:
-        messages = spark.read.options(**_VERIFYING).schema(columns_ddl(MESSAGES)).parquet(*paths)
+        return spark.read.options(**_VERIFYING).schema(columns_ddl(table)).parquet(*paths)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         path = (error.getMessageParameters() or {}).get("path")
         raise FileTruncated("A data file is gone.", found=path) from None
-    segments = spark.createDataFrame(cut_into_blocks(plan))
-    return _join_segments(messages, segments, plan.topic, can_expire=plan.expirable.num_rows > 0)
 
 
 def cut_into_blocks(plan: FetchPlan) -> pa.Table:

@@ -19,15 +19,13 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
 from lakemq.tables.specs.messages import file_stem
-from lakemq.tables.storage.native_calls import Workers
 from lakemq.tables.storage.object_stores.files import Files, open_files
 
 from ...namespace.data_file import DataFileWriter, WrittenFile, file_name
-from ...namespace.data_file_reader import open_data_file
 from ...protocol.errors import FileTruncated, InvalidConfig, InvalidRecord, InvalidTopic, UnknownTopicOrPartition
 from ...protocol.values.state import State
 from ..fetch.arrow import FETCHED, append_parsed, fetch_arrow
-from ..fetch.rows import FetchPlan, slice_plan
+from ..fetch.rows import FetchPlan, read_footers, slice_plan
 from ..publish.executor import ELSEWHERE, TOPIC, WrittenRun, round_robin_start, write_body, write_rows
 from ..rows.body import build_arrow_body
 from ..rows.input_rows import select_message_columns
@@ -128,7 +126,7 @@ def _to_stream(messages: pa.Table) -> bytes:
 def _cut_files(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
     plan = replace(plan, segments=_order_by_file(plan.segments))
     ends = np.cumsum(plan.segments.column("record_count").to_numpy())
-    begins, row_bytes = _find_row_groups(plan.segments, ends, _read_footers(files, plan), most_rows)
+    begins, row_bytes = _find_row_groups(plan.segments, ends, read_footers(files, plan), most_rows)
     counts = np.diff(begins, append=ends[-1])
     sizes = counts * row_bytes
     first = 0
@@ -193,18 +191,6 @@ def _find_row_groups(
                 before = file_id, group
             row = min(int(bounds[group + 1]), first_row + count, row + most_rows - (number - begins[-1]))
     return np.array(begins, np.int64), np.array(row_bytes)
-
-
-def _read_footers(files: Files, plan: FetchPlan) -> dict[int, pq.FileMetaData]:
-    names = ("file_id", "footer_hash")
-    needed = dict(zip(*(plan.segments.column(name).to_pylist() for name in names), strict=True))
-
-    def footer(file_id: int) -> pq.FileMetaData:
-        with open_data_file(files, file_id, needed[file_id]) as file:
-            return file.metadata
-
-    with Workers(_FILES_AT_ONCE, "lakemq-footers") as pool:
-        return dict(zip(needed, pool.map(footer, needed), strict=True))
 
 
 # The options of Spark's Kafka sink, and the work of the tasks that write rows.

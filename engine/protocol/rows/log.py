@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -16,7 +16,7 @@ from lakemq.tables.specs.transactions import APPLICATIONS, ApplicationRow
 from ..values.base import Record
 from ..values.delays import Delayed
 from ..values.journal import Step, StepBatch, batch_steps
-from ..values.log import Application, DataFile, FilesAdded, FinalRange, RangesFinalized, RowsJournaled, RowsRejected
+from ..values.log import Application, DataFile, FilesAdded, RangesFinalized, RowsJournaled, RowsRejected
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
 from . import Project, Restore, find_records, list_changed
@@ -98,29 +98,37 @@ def _build_other_rows(step: int, record: Record) -> list[SegmentRow]:
     if isinstance(record, TopicDeleted):
         return [cut("topic_deleted", -1, 0, record.topic_id, record.topic)]
     if isinstance(record, RangesFinalized):
-        return [build_final_row(step, record, range_) for range_ in record.ranges]
+        return list(build_final_rows(step, record))
     return []
 
 
-def build_final_row(step: int, record: RangesFinalized, range_: FinalRange) -> SegmentRow:
-    """Return the row that names the file of a range, if it has one."""
-    file = None if range_.file is None else record.files[range_.file]
-    return SegmentRow(
-        step=step,
-        kind=FINAL_PENDING,
-        topic_id=record.topic_id,
-        topic=record.topic,
-        partition=range_.partition,
-        base_offset=range_.base_offset,
-        record_count=range_.record_count,
-        last_offset=range_.last_offset,
-        file_id=None if file is None else file.file_id,
-        footer_hash=None if file is None else file.footer_hash,
-        min_timestamp_ms=range_.min_timestamp_ms,
-        max_timestamp_ms=range_.max_timestamp_ms,
-        transactional=False,
-        origin="publish",
-    )
+def build_final_rows(step: int, record: RangesFinalized) -> Iterator[SegmentRow]:
+    """Yield a row per range. It names the file of the range and the first of its rows there, if it has messages.
+
+    The rows of a file are by partition and offset, as the ranges are.
+    """
+    written = dict.fromkeys(range(len(record.files)), 0)
+    for range_ in record.ranges:
+        file = None if range_.file is None else record.files[range_.file]
+        yield SegmentRow(
+            step=step,
+            kind=FINAL_PENDING,
+            topic_id=record.topic_id,
+            topic=record.topic,
+            partition=range_.partition,
+            base_offset=range_.base_offset,
+            record_count=range_.record_count,
+            last_offset=range_.last_offset,
+            file_id=None if file is None else file.file_id,
+            footer_hash=None if file is None else file.footer_hash,
+            first_row=None if range_.file is None else written[range_.file],
+            min_timestamp_ms=range_.min_timestamp_ms,
+            max_timestamp_ms=range_.max_timestamp_ms,
+            transactional=False,
+            origin="publish",
+        )
+        if range_.file is not None:
+            written[range_.file] += range_.record_count
 
 
 def _project_rejections(state: State, steps: StepBatch) -> pa.Table:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakemq.tables.specs.topics import SEGMENT_SCHEMA
 
@@ -125,6 +126,24 @@ def _lists_to_tables(parts: list[Sequence[list[Any]]]) -> list[pa.Table]:
     columns = (chain.from_iterable(part[i] for part in parts) for i in range(len(SEGMENT_SCHEMA)))
     arrays = [pa.array(list(column), field.type) for column, field in zip(columns, SEGMENT_SCHEMA, strict=True)]
     return [pa.table(arrays, schema=SEGMENT_SCHEMA)]
+
+
+# -- parts ------------------------------------------------------------------------------------------------
+
+
+def cut_segments(segments: pa.Table, skipped: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> pa.Table:
+    """Return the segments without their first rows, and with so many rows. They may lack columns."""
+    changes = {
+        name: pc.add(segments.column(name), pa.array(skipped))
+        for name in ("base_offset", "first_row", "base_sequence", "source_offset")
+        if name in segments.column_names
+    }
+    if "record_count" in segments.column_names:
+        changes["record_count"] = pa.array(counts)
+    changes["last_offset"] = pc.add(changes["base_offset"], pa.array(counts - 1))
+    for name, column in changes.items():
+        segments = segments.set_column(segments.schema.get_field_index(name), name, column)
+    return segments
 
 
 # -- neighbours -------------------------------------------------------------------------------------------
