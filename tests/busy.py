@@ -3,8 +3,6 @@
 Ends with the exit code of the first run that fails.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Clocks that tests control."""
 
-from __future__ import annotations
-
 import threading
 
 from lakemq.engine.namespace.clock import SystemClock

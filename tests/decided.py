@@ -1,7 +1,5 @@
 """Read everything that was decided, from `journal` and from the steps that the tables do not hold yet."""
 
-from __future__ import annotations
-
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.step_reader import follow_from_watermark
 from lakemq.engine.protocol.codec.journal import decode_steps

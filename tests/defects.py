@@ -1,7 +1,5 @@
 """A move that no table of transitions has is an error in tests, also in their child processes."""
 
-from __future__ import annotations
-
 from lakemq.engine.protocol.values.base import Transitions
 
 

@@ -3,8 +3,6 @@
 Its last line says what it counted, as JSON. Credentials come from the environment of the driver alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

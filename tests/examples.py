@@ -1,7 +1,5 @@
 """How many examples a property tries: few, or many if $LAKEMQ_ALL_EXAMPLES is set, as `make test-nightly` sets it."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import settings

@@ -1,7 +1,5 @@
 """A local store that fails on command, because root is never refused anything."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator

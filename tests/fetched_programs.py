@@ -1,7 +1,5 @@
 """Programs that tests run: fetched once into the user's cache folder, and started on a free port."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

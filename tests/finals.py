@@ -1,7 +1,5 @@
 """What `final_messages` must hold, read by delta-rs alone, against what a fetch shows."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a test wants to know of a page of HTML."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 

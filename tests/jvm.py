@@ -5,8 +5,6 @@
 Without the archive, or with one of another Java, everything works the same and takes longer.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A writer that ignores the writer features of a Delta table, as no engine does that follows the protocol."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """The object stores that tests of all stores run with."""
 
-from __future__ import annotations
-
 import os
 from typing import TypeAlias
 

@@ -7,8 +7,6 @@ The figures are a thermometer. Rewrite the place so that a stranger understands 
 docs/contributing.md has the rules, with examples.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -3,8 +3,6 @@
 python tests/promtool.py    build it if it is missing, and print where it is
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ Every step goes through the codec before it changes the state, as a request goes
 through the journal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from copy import copy, deepcopy

@@ -1,7 +1,5 @@
 """A reader of the log: the segments of the steps, offset by offset, for both isolations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The projections in memory: passes add rows to them, and a state is restored from them as recovery does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyarrow as pa

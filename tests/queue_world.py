@@ -1,7 +1,5 @@
 """Real queue consumers over the core in memory. No store, no threads. Letters arrive when a test says so."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future

@@ -3,8 +3,6 @@
 `tests/unit/test_row_forms.py` plays it with lists and in Arrow, `tests/spark/test_row_forms.py` with a DataFrame.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple

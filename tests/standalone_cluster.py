@@ -1,7 +1,5 @@
 """A standalone cluster on this machine: a master and two workers with one core and 1 GiB each, on different hosts."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The choice of a parametrized test's cases for `make test`, `.ci/run` and `make test-nightly`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -3,8 +3,6 @@
 python tests/versitygw.py    build it if it is missing, and print where it is
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import urllib.error

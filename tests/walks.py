@@ -10,8 +10,6 @@ shortest repetition counts, because heartbeats and renewed leases may fall into 
 A walk that enters few files, and stays in each for a while, is one that a reader can follow.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

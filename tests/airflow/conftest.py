@@ -1,7 +1,5 @@
 """A real Airflow with a new namespace, for all tests of this folder (`make test-airflow`)."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The shipped DAGs and those of docs/airflow.md in a real Airflow, with a real spark-submit on a small namespace."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

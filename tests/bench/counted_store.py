@@ -1,7 +1,5 @@
 """A real S3 server for benchmarks, alone or behind a proxy that counts requests or answers later."""
 
-from __future__ import annotations
-
 import sys
 import uuid
 from collections import Counter

@@ -3,8 +3,6 @@
 Their rows are written into `delayed` as a projection writes them, because sending ten million one by one takes an hour.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

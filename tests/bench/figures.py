@@ -1,7 +1,5 @@
 """Figures of benchmarks beside their targets. Ratios come from one run, side by side."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The sequencer, and the follower of another process, are processes of their own. 
 short rounds, so that all see the same drift of the machine.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import tempfile
 import threading

@@ -3,8 +3,6 @@
 Members are processes, and so is the sequencer. Times are the machine's, the same for all.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing

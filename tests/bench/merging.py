@@ -4,8 +4,6 @@ Messages are sent one by one, each in a step of its own. Then the leader tidies 
 readers. The result is compared with the same messages published at once.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

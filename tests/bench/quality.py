@@ -1,7 +1,5 @@
 """The cost of a gate of expectations: the same rows are published with a suite and without, in turn; and an audit."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Iterator

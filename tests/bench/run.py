@@ -1,7 +1,5 @@
 """All benchmarks, as a table and as JSON. `--quick` is a smoke run whose figures mean nothing."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Values of four fields, checked and parsed by a schema of each language."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A sequencer in a process of its own, as `lakemq serve` runs it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The time of SQL: the queries of docs/sql.md's views in both engines, a range of offsets, the start of `spark-sql`."""
 
-from __future__ import annotations
-
 import re
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """Requests of a namespace on an object store at four loads, and their price per month on Amazon S3. No JVM."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 import time

@@ -3,8 +3,6 @@
 The store is the S3 server of `make test-stores`. Where nothing else is said, clients use the mailbox.
 """
 
-from __future__ import annotations
-
 import signal
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """The format `lakemq` in batches and streams, beside Delta's format and beside mq.publish and mq.fetch. In one JVM."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import shutil

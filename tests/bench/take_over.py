@@ -1,7 +1,5 @@
 """How long nothing is acknowledged when the leader is killed and a standby waits on the same machine."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Publish and fetch on Spark, beside the same work without a queue: a Delta append, a bare Parquet scan."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """The Python side alone: Arrow in and out, single records, the first send of a process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

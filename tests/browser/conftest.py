@@ -1,7 +1,5 @@
 """Tests of this folder share a busy namespace and a browser."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The console in a real browser: no page complains, no payload runs, forms work, dark colours and phones are served."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

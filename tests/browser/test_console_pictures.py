@@ -3,8 +3,6 @@
 LAKEMQ_WRITE_PICTURES=1 makes the test write them into docs/pictures (`make console-pictures`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -1,7 +1,5 @@
 """Drive Chromium by the WebDriver protocol, which is JSON over HTTP, through Debian's chromedriver."""
 
-from __future__ import annotations
-
 import base64
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Files that look old to the store, and waits for the removal of a log entry or a step."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

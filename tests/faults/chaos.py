@@ -4,8 +4,6 @@ and killed, and the invariants are checked.
 The schedule of faults follows from the seed. The effects also depend on the machine.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Invariants after a chaos run, checked on the notes of the processes and on the namespace."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path

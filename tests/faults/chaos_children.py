@@ -4,8 +4,6 @@ Notes are lines of JSON that all incarnations append. Notes on which checks depe
 on.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

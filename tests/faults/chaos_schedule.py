@@ -1,7 +1,5 @@
 """A schedule of faults that follows from a seed: which process is stopped or killed, when, and for how long."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Invariants of messages and tables that must always hold (docs/semantics.md I)."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path

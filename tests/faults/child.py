@@ -4,8 +4,6 @@ It lives until it is stopped or killed, or has done its work. The line `ready` o
 role imports only the modules that it needs, because most of a child's cost is its start.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

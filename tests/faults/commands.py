@@ -1,7 +1,5 @@
 """The real command: in processes that can be stopped and killed, and in this one, which is quicker."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

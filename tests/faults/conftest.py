@@ -1,7 +1,5 @@
 """Fixtures of the tests that kill processes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

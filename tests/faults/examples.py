@@ -1,7 +1,5 @@
 """The programs of `examples/` as processes that a test waits for and kills."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

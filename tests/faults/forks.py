@@ -4,8 +4,6 @@ That process runs no thread of Python. The threads of OpenBLAS and jemalloc, whi
 fork themselves.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Messages of test publishers, and their notes. The module imports nothing, so that child processes start quickly."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

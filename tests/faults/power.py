@@ -4,8 +4,6 @@ A file's content survives if it was synced after its last write. A name survives
 change.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

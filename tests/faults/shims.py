@@ -1,7 +1,5 @@
 """Libraries that children of a test preload: a clock that is off, and a record of all changes of a disk."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import struct

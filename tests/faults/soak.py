@@ -1,7 +1,5 @@
 """The chaos run for as long as you like: `python -m faults.soak --seconds 3600 --seed 7`, or `make soak`."""
 
-from __future__ import annotations
-
 import argparse
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Everything at once: processes of all kinds that are stopped, killed and replaced at random, under load."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """A command that waits for an answer says which sequencer it waits for, and a signal ends it before the lease ends."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from pathlib import Path

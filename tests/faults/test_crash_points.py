@@ -1,7 +1,5 @@
 """A process dies at every named point, and at random moments. No message is lost, doubled, moved or half done."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """A killed leader is noticed by its lock, so processes on its machine do not wait for its lease."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

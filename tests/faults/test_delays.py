@@ -2,8 +2,6 @@
 (I9).
 """
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A disk that is full, read-only, or has lost a file: errors are clear, no work is half done, and it goes on."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """Each program of `examples/` does its work completely, although it is killed in the middle and started again."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 another.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter

@@ -1,7 +1,5 @@
 """The times in docs/groups-reference.md: how long partitions wait for a killed consumer, with all defaults."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

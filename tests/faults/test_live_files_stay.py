@@ -1,7 +1,5 @@
 """Sequencers with a wrong clock, or an old view of the live files. No file that is needed is deleted."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loss of power at any moment: acknowledged messages are there, and so are all files on which they depend."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

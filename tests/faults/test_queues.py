@@ -1,7 +1,5 @@
 """Members of a queue that are killed and stopped. No message is lost, and no message that is done comes again."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter

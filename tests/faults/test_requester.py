@@ -1,7 +1,5 @@
 """A client that the sequencer has forgotten starts over, at the latest when the sequencer says so."""
 
-from __future__ import annotations
-
 import pytest
 from clocks import AheadClock
 from faults.processes import QUICK, TOPIC, Processes, until

@@ -1,7 +1,5 @@
 """Jobs that are killed and run again, without a sequencer that outlives them. All their work is done in the end."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The real command in real processes that are stopped, interrupted and killed, and what its callers see."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -2,8 +2,6 @@
 exist yet.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Leaders whose wall clocks differ by hours. Silence and open transactions are measured by the time that passes."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

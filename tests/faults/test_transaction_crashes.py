@@ -1,7 +1,5 @@
 """Processes die, or stop and go on, in the middle of transactions. Each transaction is fetched as a whole, or never."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Two sequencers on one namespace: one leads, and the other one gives no wrong answers."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

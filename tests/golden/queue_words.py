@@ -1,7 +1,5 @@
 """Words of stories about queue groups. A story writes messages as ranges of offsets: `0-4`, or `7` for one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 A word of a line is a method: `ask_WORD` builds a request, `see_WORD` returns what `expect` compares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

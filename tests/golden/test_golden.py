@@ -1,7 +1,5 @@
 """Play the stories and cases in the YAML files of this folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

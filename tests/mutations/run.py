@@ -8,8 +8,6 @@ be listed in `allowed.yaml`, with the reason why this is right. A line there mus
 its change no longer exists. The exit code is 1 if the list and the result differ.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os

@@ -1,7 +1,5 @@
 """A namespace that is broken in six ways at once by real processes; a test stops its sequencer or fills its disk."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

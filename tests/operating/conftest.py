@@ -1,7 +1,5 @@
 """Tests of this folder share a busy namespace that they only read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -3,8 +3,6 @@
 Each role is a program that has gone wrong in its own way, or a healthy one beside it. It lives until it is killed.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

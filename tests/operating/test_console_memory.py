@@ -1,7 +1,5 @@
 """A console that a browser refreshes for an hour keeps its memory and its files."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

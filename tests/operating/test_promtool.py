@@ -1,7 +1,5 @@
 """Prometheus' own tools accept the alert rules and the served metrics, and alerts fire when they should."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

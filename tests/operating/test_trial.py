@@ -3,8 +3,6 @@
 The commands are those of docs/troubleshooting.md. What they print must name who, which, how many, and what to do.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

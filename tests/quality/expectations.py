@@ -1,7 +1,5 @@
 """Expectations of every kind that a gate supports, and rows of a table. Some rows fail each expectation."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An audit of a sound namespace holds. Otherwise it names the damage that a test has done, and its place."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """A gate refuses rows, or a whole publish, that Great Expectations finds wrong, and suites that it does not support."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import re

@@ -1,7 +1,5 @@
 """All tests of this folder share a Spark session and a served namespace. Each test has a topic name of its own."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Iterator

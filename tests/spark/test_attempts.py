@@ -1,7 +1,5 @@
 """A task that fails after it wrote leaves a stray file, and no message twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """SQL shows decided messages: the views are dense, hide deleted messages, and never show a segment without its rows."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

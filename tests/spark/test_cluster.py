@@ -1,7 +1,5 @@
 """Jobs on a real standalone cluster run as on one machine, and tasks that run twice, or half, publish once."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

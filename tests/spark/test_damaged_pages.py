@@ -1,7 +1,5 @@
 """A bit that flips in a page of a data file: Spark and the executors of the format refuse it, as every reader does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Dead letters in Spark: their headers, and the view that shows the reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

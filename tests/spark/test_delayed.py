@@ -1,7 +1,5 @@
 """Delayed messages from DataFrames: released when they are due, in order, and shown in SQL while they wait."""
 
-from __future__ import annotations
-
 import time
 from datetime import datetime, timedelta, timezone
 from typing import Any

@@ -1,7 +1,5 @@
 """The demo replaces its old namespace, checks what it fetched, and writes a report that needs no network."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The Structured Streaming job of `examples/` counts each order once, although it is killed and started again."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Code that travels to executors needs pyarrow, numpy and xxhash, and no other dependency of LakeMQ."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

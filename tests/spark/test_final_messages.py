@@ -1,7 +1,5 @@
 """`final_messages` in Spark: a query of one topic reads that topic, and a native stream has each message once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

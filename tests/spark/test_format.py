@@ -1,7 +1,5 @@
 """`format("lakemq")` in Spark: batches and streams, read and written."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A DataFrame passes the gate in the job that writes it, with the same outcome as an Arrow table."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rows that SQL inserts are published exactly once, in spite of other changes of the table and several drains."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

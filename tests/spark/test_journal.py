@@ -1,7 +1,5 @@
 """Spark reads the journal like any table, and a DataFrame has rows that are only in steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

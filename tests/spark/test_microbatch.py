@@ -1,7 +1,5 @@
 """The default job as users start it: spark-submit, killed anywhere, run again. No message is lost or doubled."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Spark and DuckDB give the same answers to the same SQL: every query of README and docs, and some over JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A DataFrame is published and fetched unchanged. A row that cannot be a message says why."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from datetime import datetime, timezone

@@ -1,7 +1,5 @@
 """docs/sql.md: the format as a table reads only the files that hold a range. The views of the log read all files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

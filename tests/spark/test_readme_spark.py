@@ -1,7 +1,5 @@
 """The Spark code and the SQL of README run unchanged after its Python example."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Columns of a DataFrame are one more form of rows: tasks store what the table of cases says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow.parquet as pq

@@ -1,7 +1,5 @@
 """Schemas with Spark: DataFrames and streams are checked, and fetches and the format give typed columns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

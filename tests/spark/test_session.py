@@ -1,7 +1,5 @@
 """A session knows Delta, is quiet, leaves nothing behind, and gives way to options of spark-submit."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

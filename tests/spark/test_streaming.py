@@ -1,7 +1,5 @@
 """Rows of a streaming source are published once, by the sink of the format and by a publish in `foreachBatch`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Trace context of the driver's span in the headers of a DataFrame's rows."""
 
-from __future__ import annotations
-
 import pytest
 from opentelemetry import trace
 from pyspark.sql import SparkSession

@@ -1,7 +1,5 @@
 """Transactions of DataFrames show with their commit, in Spark, in Arrow and in SQL alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Spark code and the queries of docs/transactions.md run unchanged after its other examples."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Time to live in Spark: set by a column or for all rows, heeded by DataFrames, shown by the views."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests that clients of the state machine send: mostly right, now and then just wrong."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pure protocol as a world: in memory, with a step for each request, thousands of them in seconds."""
 
-from __future__ import annotations
-
 import msgspec
 from protocol_harness import HOUR_MS, Harness, plain
 from protocol_reader import Reader

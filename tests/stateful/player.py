@@ -1,7 +1,5 @@
 """A client and the leading sequencer, for interruptions that are played on purpose."""
 
-from __future__ import annotations
-
 from stateful.projections import assert_projections_are_the_replay
 from stateful.world import Background, World
 

@@ -1,7 +1,5 @@
 """I12: the tables hold what a replay of the journal makes of them."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import asdict
 from typing import Any

@@ -3,8 +3,6 @@
 $LAKEMQ_STATEFUL_SHRINK shortens a failure, which takes long.
 """
 
-from __future__ import annotations
-
 import os
 
 from examples import number_of

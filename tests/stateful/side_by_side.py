@@ -1,7 +1,5 @@
 """A real namespace and its model, side by side, and the rules that hold for both in every world."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Sessions under clocks that jump, machines that sleep and leaders that change: only dead members are thought dead."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Wrong clocks, and processes that were stopped for long: nothing ends early, stays too long, or is missed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The rules are checked against the published messages. Each message is in its log
 all messages of its partition that were due before (docs/semantics.md I9).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack

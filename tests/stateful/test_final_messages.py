@@ -3,8 +3,6 @@
 Real time and a real leader, which is replaced at random. Kills between two writes: `test_sequencer.py`.
 """
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import suppress
 from typing import Any

@@ -5,8 +5,6 @@ then. In both protocols partitions move by such records. In the classic protocol
 is assigned.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The most important interruptions, each played on purpose. The state machine meets them only by chance."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

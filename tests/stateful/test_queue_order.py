@@ -6,8 +6,6 @@ Letters are held, lost or decided without an answer. Members come, go and are lo
 member owns the partition by then.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ The model does not predict which member gets which partition when. It takes that
 free messages are acquired, that nothing is lost, and that no message is delivered again when it is done.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch

@@ -8,8 +8,6 @@ LAKEMQ_STATEFUL_EXAMPLES=200 tries more than the few examples of every day, and 
 LAKEMQ_STATEFUL_SHRINK=1 shortens a failure, which takes minutes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import hypothesis.strategies as st

@@ -10,8 +10,6 @@ LAKEMQ_STATEFUL_EXAMPLES=2000 tries more than the few examples of every day, and
 LAKEMQ_STATEFUL_SHRINK=1 shortens a failure, which takes minutes.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from unittest import mock

@@ -1,7 +1,5 @@
 """`make test-stores` runs sequencers on one store. The contract of `Files` runs on each."""
 
-from __future__ import annotations
-
 import pytest
 from object_servers import OBJECT_SERVERS, ObjectServer
 from targets import nightly_but

@@ -4,8 +4,6 @@ Workers begin with empty working folders, and share no folder of the namespace, 
 driver.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

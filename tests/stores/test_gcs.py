@@ -1,7 +1,5 @@
 """What LakeMQ needs of Google Cloud Storage: puts with a generation precondition, and generations in identities."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The programs of docs/object-stores.md run as they stand, with the addresses and keys of servers that run here."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

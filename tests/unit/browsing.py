@@ -1,7 +1,5 @@
 """Browse a console as a person does: real HTTP, cookies, forms with their tokens."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A namespace with something of every kind: lag, unacknowledged messages, dead letters, an open transaction, delays."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Fixtures that most tests of clients share: one namespace per module, and new names for each test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

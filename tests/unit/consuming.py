@@ -1,7 +1,5 @@
 """Helpers that tests of consumers share: messages that name their place, and a listener that records its calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """A requester whose letters are answered when they are put, over a store that fails where a test says so."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

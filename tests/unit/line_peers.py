@@ -1,7 +1,5 @@
 """The two ends of a line, over any socket: a client that does what a test tells it to, and a leader's lines."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """A small table of notes, for tests of the store: its rows, its files, and their age."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

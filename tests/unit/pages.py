@@ -1,7 +1,5 @@
 """Pages of the documentation: their code blocks, and ways to run these as a reader does."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """SQL over the tables and views that the core in memory would write, in DuckDB."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any

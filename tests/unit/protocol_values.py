@@ -4,8 +4,6 @@ A kind is drawn field by field: by the field's name, if it is listed here, or el
 values, so that drawn requests often meet.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterable
 from enum import Enum

@@ -1,7 +1,5 @@
 """A namespace with a running sequencer for tests of clients, and functions that read its content."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """A leader that listens on TCP."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One request may name a message of a queue in several parts: the first part settles it, once."""
 
-from __future__ import annotations
-
 import pytest
 from protocol_harness import Harness
 

@@ -1,7 +1,5 @@
 """The view `admin_changes` says who changed what, and when, from the journal alone."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The figures of a group that Airflow gets, and the imports of its files. `make test-airflow` tests Airflow itself."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Iterator

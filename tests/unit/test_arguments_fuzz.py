@@ -3,8 +3,6 @@
 Set HYPOTHESIS_PROFILE=long for a longer run.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import time

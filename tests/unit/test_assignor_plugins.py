@@ -1,7 +1,5 @@
 """Assignors of other packages: how they are found, and that nothing they do harms anything else."""
 
-from __future__ import annotations
-
 import configparser
 import itertools
 import re

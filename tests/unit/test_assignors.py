@@ -1,7 +1,5 @@
 """Assignors: a table of assignments, and properties that hold for every assignment."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import time

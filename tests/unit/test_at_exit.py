@@ -1,7 +1,5 @@
 """Hooks at the end of the interpreter: their order, their time limits, and that forked children have none."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

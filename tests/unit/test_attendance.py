@@ -1,7 +1,5 @@
 """The watch over members: it reports silent members and no others. The tests control the clock."""
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Callable

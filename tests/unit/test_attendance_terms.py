@@ -1,7 +1,5 @@
 """Sessions that continue under the next leader: dead members are found, and living ones are never thought dead."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The length of everything that a user iterates over: batches of all kinds of consumers, and fetches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Waiting for new files in a folder: notifications wake the waiter, and without them it polls."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

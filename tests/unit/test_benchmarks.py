@@ -1,7 +1,5 @@
 """Benchmarks that take little processor time run to their end. `--quick` changes only sizes, times and repetitions."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Data files of a few kilobytes that unpack to gigabytes, that are cut short while they are read, or are links."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """A reader that is slower than its leader decides, projects and merges, and still catches up."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future

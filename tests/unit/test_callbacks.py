@@ -1,7 +1,5 @@
 """Callbacks that raise or call back, and threads that cannot start: no record is lost, and nothing hangs."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import deque

@@ -1,7 +1,5 @@
 """Consumers in a classic group: all members give up all partitions, and then get theirs again."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The `lakemq` command, run in this process: what goes in comes out, in every format."""
 
-from __future__ import annotations
-
 import base64
 import codecs
 import csv

@@ -1,7 +1,5 @@
 """`lakemq consume`: each message of a group is printed by one command, once."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Bad input at the command line: one clear line on stderr, nothing on stdout, its exit code, and nothing half done."""
 
-from __future__ import annotations
-
 import gzip
 import logging
 import os

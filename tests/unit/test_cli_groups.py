@@ -1,7 +1,5 @@
 """`lakemq groups delete`, `delete-offsets`, `reset-offsets`, and what lists groups."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

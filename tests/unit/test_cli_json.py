@@ -1,7 +1,5 @@
 """`--output json` prints one JSON object a line on stdout, and nothing else, whatever the command."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

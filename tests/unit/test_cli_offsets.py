@@ -1,7 +1,5 @@
 """`lakemq offsets`: either end of the log, and the first message at or after a time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A namespace that this user may read but not write, at the command line."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

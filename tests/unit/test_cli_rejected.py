@@ -1,7 +1,5 @@
 """`lakemq publish` of what cannot be what was meant: refused, or counted on stderr, and seen in the exit code."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 

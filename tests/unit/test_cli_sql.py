@@ -1,7 +1,5 @@
 """`lakemq sql`: DuckDB sees what Spark's views see, as of one watermark, without a JVM and without a network."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`lakemq sql` reaches the tables and views of its namespace and nothing else, unless it is told so."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

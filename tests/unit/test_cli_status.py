@@ -1,7 +1,5 @@
 """`lakemq status`: its figures are those of the commands, and the live page follows the namespace."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Streams that are closed, full or left: the command ends as the page says, and counts as printed what was."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

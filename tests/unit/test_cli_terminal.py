@@ -1,7 +1,5 @@
 """The command at a terminal: it asks before it deletes, shows how far it is, and completes what is typed."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """`lakemq transactions`, `describe-producers` and `groups`, on a namespace with transactions in every state."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

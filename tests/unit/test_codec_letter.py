@@ -1,7 +1,5 @@
 """Encoding of letters and answers: alien bytes cause a ValueError and nothing else."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Consumers and producers are put together from parts: no class changes what a class above it does."""
 
-from __future__ import annotations
-
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
 from lakemq.engine.client.consume.position_consumer import AssignedConsumer

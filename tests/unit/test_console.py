@@ -1,7 +1,5 @@
 """The console's pages: each shows what the command and SQL show, and never runs what a message holds."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

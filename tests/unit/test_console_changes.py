@@ -1,7 +1,5 @@
 """Changes with the console: only if allowed, each after a confirmation, with a token against foreign sites."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator

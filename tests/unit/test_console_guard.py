@@ -1,7 +1,5 @@
 """The console's door: tokens, foreign hosts, oversized requests, security headers; and settings before it listens."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal

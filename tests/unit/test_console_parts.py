@@ -1,7 +1,5 @@
 """Payloads as text, and charts as numbers."""
 
-from __future__ import annotations
-
 import json
 import re
 import tracemalloc

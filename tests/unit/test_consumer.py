@@ -1,7 +1,5 @@
 """Consumers of assigned partitions: the result of a poll, where a group continues, and the offsets that are skipped."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

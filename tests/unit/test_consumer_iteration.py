@@ -1,7 +1,5 @@
 """`for message in consumer`: a message counts as read when the loop gets it, not before."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import islice

@@ -1,7 +1,5 @@
 """All places that show the lag of a group show the same: what the group can still read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The options of `mq.consumer`: documented keywords with their defaults; and what type checkers know of them."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re

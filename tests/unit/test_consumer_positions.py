@@ -1,7 +1,5 @@
 """Positions of a consumer: found with one request, and moved past offsets that are not shown."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -1,7 +1,5 @@
 """Topics that change under a consumer: partitions are added, or a topic is deleted and created again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

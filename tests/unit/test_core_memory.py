@@ -1,7 +1,5 @@
 """Small steps leave nothing in the leader's state: it holds as much after eight thousand as after four."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from itertools import count

@@ -1,7 +1,5 @@
 """Ctrl-C while nobody serves: one ends a program within about a second, and says what was not sent."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

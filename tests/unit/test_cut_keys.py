@@ -1,7 +1,5 @@
 """Keys that a handoff has cut: both owners acknowledged messages of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

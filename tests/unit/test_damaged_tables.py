@@ -1,7 +1,5 @@
 """Errors for tables with rows that were never written, and errors that must not be reported as such damage."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Data files that were changed after they were written: never delivered, named in errors, and without offsets."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dead letters: messages that a queue group gives up appear in another topic, with the reason, without a new copy."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Delayed messages as a user sees them: published, waiting, released, fetched, and refused."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Delayed messages over restarts, in views and for the commands: each has a namespace of its own."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import suppress
 from pathlib import Path

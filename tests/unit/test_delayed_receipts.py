@@ -1,7 +1,5 @@
 """Receipts of delayed messages: they cancel and reschedule their own message, and no other."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 from pathlib import Path
 

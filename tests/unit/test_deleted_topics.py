@@ -1,7 +1,5 @@
 """A deleted topic disappears completely: from the state, the tables, committed offsets and transactions."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from protocol_harness import Harness, plain

@@ -1,7 +1,5 @@
 """A client's end of a line: it saves time while all goes well, and else the letter comes once through the mailbox."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

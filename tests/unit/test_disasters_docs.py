@@ -1,7 +1,5 @@
 """The commands of the guides to clusters and disasters run as they stand, and do what the pages say."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The docs say what is: generated pages are fresh, links lead somewhere, names, manifests and tables are right."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The doctor finds each problem and says how to mend it. In a healthy namespace it finds nothing."""
 
-from __future__ import annotations
-
 import configparser
 import json
 import os

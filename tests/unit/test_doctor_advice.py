@@ -1,7 +1,5 @@
 """The doctor's advice helps: each one is followed as it stands, and then the namespace is healthy."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Callers that repeat requests: after an attempt without an answer, no error says that nothing was sent."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The search for dying messages: when the sequencer runs it, and when files may be removed beside it."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from threading import Lock
 from typing import Any

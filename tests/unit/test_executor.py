@@ -1,7 +1,5 @@
 """A Spark task's work on its rows, without Spark."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

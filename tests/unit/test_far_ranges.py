@@ -3,8 +3,6 @@
 `tests/bench/far_delays.py` measures ten million in a process of their own.
 """
 
-from __future__ import annotations
-
 import importlib
 import time
 import tracemalloc

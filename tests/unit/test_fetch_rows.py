@@ -1,7 +1,5 @@
 """The rows of a plan are found in files and in steps. Both ways to join them agree."""
 
-from __future__ import annotations
-
 import random
 from datetime import datetime, timezone
 from pathlib import Path

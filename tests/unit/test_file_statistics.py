@@ -1,7 +1,5 @@
 """The statistics of a file in Delta's log are true for every row in it, and every reader can read them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from threading import Lock
 

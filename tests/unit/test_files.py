@@ -1,7 +1,5 @@
 """The behaviours that every kind of Files shares, then those of each kind."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

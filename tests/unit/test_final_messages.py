@@ -1,7 +1,5 @@
 """`final_messages`: committed messages become rows of a Delta table that needs no LakeMQ to be read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Followers on lines: each is told once of a step that is decided, however slow it is, and nobody else waits for it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

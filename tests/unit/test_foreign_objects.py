@@ -1,7 +1,5 @@
 """Objects of strangers in the folders of a namespace, or of a namespace that was at its path before, stop nobody."""
 
-from __future__ import annotations
-
 import uuid
 from pathlib import Path
 

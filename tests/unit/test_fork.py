@@ -3,8 +3,6 @@
 delta-rs, which reads the tables, cannot be used in a child of a process that has used it.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """A batch through the format `lakemq` without a JVM: its plan, and the rows that its tasks read."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

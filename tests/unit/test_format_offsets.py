@@ -1,7 +1,5 @@
 """The end offsets of a stream's next batch."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

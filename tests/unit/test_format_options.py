@@ -1,7 +1,5 @@
 """Options by the names of Spark's Kafka source: their meaning, and those that are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

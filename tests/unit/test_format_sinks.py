@@ -1,7 +1,5 @@
 """The sinks of the format `lakemq` without a JVM: the files that tasks write, and the messages that are published."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

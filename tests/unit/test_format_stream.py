@@ -1,7 +1,5 @@
 """A stream through the format `lakemq` without a JVM: called batch by batch, as Spark does."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rows for `publish`: any library that supports Arrow's interface works. Other values are refused within the call."""
 
-from __future__ import annotations
-
 from datetime import datetime, timezone
 from typing import Any
 

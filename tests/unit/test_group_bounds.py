@@ -1,7 +1,5 @@
 """Bounds of a member's requests: the largest is accepted, one more is refused. Ended members and groups are not due."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

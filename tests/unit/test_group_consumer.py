@@ -1,7 +1,5 @@
 """Consumers in a cooperative group: their partitions, their messages, and which of their commits count."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

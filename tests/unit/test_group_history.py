@@ -1,7 +1,5 @@
 """The views `assignment_history` and `handoffs`: the owners of each partition over time, and how it moved."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """The figures of `mq.groups` for a group that waits, and the clients of its members."""
 
-from __future__ import annotations
-
 import os
 import socket
 from typing import Any

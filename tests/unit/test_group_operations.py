@@ -1,7 +1,5 @@
 """Groups are deleted, and their offsets reset, with a sequencer that decides."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path

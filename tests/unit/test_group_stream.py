@@ -1,7 +1,5 @@
 """Streams of a group: a function gets micro-batches, which the processes that run it share."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """The examples of docs/groups.md, queues.md and dead-letters.md run as they stand and print what the pages say."""
 
-from __future__ import annotations
-
 import shlex
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The programs and commands of tutorial and guides run as they stand, and print what the pages say."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

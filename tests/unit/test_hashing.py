@@ -1,7 +1,5 @@
 """Golden vectors of three foreign hashes, and a comparison of the columnar and the scalar form."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np

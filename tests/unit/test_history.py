@@ -1,7 +1,5 @@
 """`lakemq report`: its figures agree with the namespace, and the page needs no network."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Requests of sequencers to an object store while nothing happens. The store is a folder, and counts them."""
 
-from __future__ import annotations
-
 import http.client
 import itertools
 import json

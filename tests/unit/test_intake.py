@@ -1,7 +1,5 @@
 """The letters that a step takes: their order, when time may pass, and letters that cannot be read or deleted."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """Calls that Ctrl-C or a signal handler interrupts: the next calls neither hang nor miss anything."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

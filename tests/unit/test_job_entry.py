@@ -1,7 +1,5 @@
 """All jobs begin and end alike: options, exit codes, the log as JSON, the last line. No JVM is started here."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Row groups that a consumer keeps for its next poll: read once, bounded, and without a change of the rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

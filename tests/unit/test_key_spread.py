@@ -1,7 +1,5 @@
 """The spread of keys over partitions: exact counts of the newest messages, and warnings at twice the fair share."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

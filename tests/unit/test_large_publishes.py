@@ -1,7 +1,5 @@
 """Publishes of many bytes: cut into files and row groups of a bounded size, with all rows in their order."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranges that are due much later are read while the sequencer already works. No answer depends on the progress."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

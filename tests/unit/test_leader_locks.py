@@ -1,7 +1,5 @@
 """Locks of leaders: they show which leader's process is dead, and otherwise nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Heartbeats on lines: they count only while steps land, and nobody is silent whose beat may still be unread."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Command, console, metrics and SQL show the same facts of groups and sequencers."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

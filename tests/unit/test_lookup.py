@@ -1,7 +1,5 @@
 """Lookups of segments, in files and row groups of the table and in the tail, find exactly the stored ones."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Messages that retention deletes before a group reads them: who is named, where, and before what."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path

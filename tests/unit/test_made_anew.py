@@ -1,7 +1,5 @@
 """A namespace is deleted and created again at its path, while a client still has the former one open."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The mailbox over every kind of Files: one suite of behaviours, then its bounds and several processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from itertools import islice

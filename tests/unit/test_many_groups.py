@@ -1,7 +1,5 @@
 """Groups that are at rest cost a step nothing, however many there are."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 import pytest

@@ -1,7 +1,5 @@
 """A namespace may have very many topics: a request for one costs nothing for each of the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small data files are merged into one: readers see no change (I11), and files that nothing needs are removed."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Merging as columns: the choice of files, the places of their rows, and the segments that are joined."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Metrics: a real scrape says what the command and SQL say, and the dashboard and the alerts name only what it has."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """A step moves a bounded number of a group's partitions, so that steps stay short. The next steps move the rest."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 import pytest

@@ -1,7 +1,5 @@
 """`make mutations`: the changes that it makes, and that each change on its list of exceptions exists."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from mutations.run import ALLOWED, MODULES, changes_of, is_noticed

@@ -1,7 +1,5 @@
 """In a serving process Arrow allocates from the system and gives back memory that was freed."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

@@ -1,7 +1,5 @@
 """Object stores: tables and clients on S3, puts whose answer is lost, and credentials that stay hidden."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """Consumers that a program loses without closing them, and several consumers of a group in one process."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

@@ -1,7 +1,5 @@
 """The wheel holds the files of the checkout, and both import under the name `lakemq`."""
 
-from __future__ import annotations
-
 import configparser
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Packed ranges: nothing of them is lost, and lookups cannot tell that a range was packed."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Times that an operator types when looking back: a time of day is the last one."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta, timezone
 
 import pytest

@@ -1,7 +1,5 @@
 """Members that ask for topics by a pattern."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

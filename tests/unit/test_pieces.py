@@ -1,7 +1,5 @@
 """The pieces of a fetch are the fetch: no message is lost, doubled or out of order, wherever the cuts fall."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The start of a fetch and of a tail: exact to the microsecond, never a negative offset, after deleted messages."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any

@@ -1,7 +1,5 @@
 """The Python producer on a served namespace: the arguments of `send`, and the results in futures and callbacks."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """Records on the buffer's quick path count like others: within the memory limit, and sent when they are due."""
 
-from __future__ import annotations
-
 import threading
 
 import hypothesis.strategies as st

@@ -1,7 +1,5 @@
 """Messages without a flush when the interpreter ends: they are sent, or named on stderr."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

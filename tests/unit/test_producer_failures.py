@@ -1,7 +1,5 @@
 """Failures of a producer: the thread that gets each of them, and that a known failure refuses no later record."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

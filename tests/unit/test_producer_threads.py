@@ -1,7 +1,5 @@
 """A producer that several threads use, and a sequencer, connection or answer that goes away."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

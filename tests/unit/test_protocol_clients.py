@@ -1,7 +1,5 @@
 """Clients and their turns, letters, and time."""
 
-from __future__ import annotations
-
 import pytest
 from protocol_harness import HOUR_MS, Harness
 

@@ -1,7 +1,5 @@
 """The lease: taken, kept and given back. Renewing it changes nothing else."""
 
-from __future__ import annotations
-
 from protocol_harness import plain
 
 from lakemq.engine.protocol import machine

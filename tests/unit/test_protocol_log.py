@@ -1,7 +1,5 @@
 """Publishing: ranges of rows get dense offsets. The columns are compared with a model that goes row by row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import hypothesis.strategies as st

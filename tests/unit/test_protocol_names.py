@@ -1,7 +1,5 @@
 """Names (docs/semantics.md G), destinations and subscriptions (docs/semantics.md A)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Parameters: checked key by key, with an error that names the key, the value and the accepted values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import hypothesis.strategies as st

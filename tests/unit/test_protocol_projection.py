@@ -1,7 +1,5 @@
 """Projections: the tables say the same as the journal, however the steps are divided into passes (I12)."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Each subject lists its parts. Nothing is missing, and nothing is listed twice."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """Transactions beyond the stories: records of one step, rows of the tables, and state that is never dropped."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Queries of strangers, in a process with little memory, time and temporary space."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timezone

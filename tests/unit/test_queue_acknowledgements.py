@@ -1,7 +1,5 @@
 """Acknowledgements of queue consumers: which count, in a transaction or not, and which are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Consumers of queue groups: the messages that a poll delivers."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Partitions of queue groups that change hands: what each owner gets, and what becomes of open messages."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import Future

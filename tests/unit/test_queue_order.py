@@ -1,7 +1,5 @@
 """Redelivery in order: with `nack.order` a message that is given back comes before later ones of its partition."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

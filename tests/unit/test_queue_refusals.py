@@ -1,7 +1,5 @@
 """Acknowledgements that are refused in part: the others count, and each refusal is raised once."""
 
-from __future__ import annotations
-
 import pytest
 from queue_world import QueueWorld
 

@@ -1,7 +1,5 @@
 """Partitions of a queue that stand still: `groups describe`, the doctor and the poll itself give the reason."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from types import SimpleNamespace

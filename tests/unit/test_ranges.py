@@ -1,7 +1,5 @@
 """`lakemq sql` reads only files that may hold rows of a query of the log, and answers as if it read all."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

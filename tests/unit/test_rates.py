@@ -1,7 +1,5 @@
 """The rate at which a group consumes, from the present and a former version of the table of committed offsets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

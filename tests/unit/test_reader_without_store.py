@@ -1,7 +1,5 @@
 """A reader whose store is away for a moment: it raises an error, and is correct once the store is back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

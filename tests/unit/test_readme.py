@@ -1,7 +1,5 @@
 """The examples of README, in Python and SQL (DuckDB), and those that continue it: the billing job, the commands."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

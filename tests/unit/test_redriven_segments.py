@@ -1,7 +1,5 @@
 """The segments of dead letters, and of messages that went back to their topics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

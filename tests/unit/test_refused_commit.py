@@ -1,7 +1,5 @@
 """What a refused commit means, without a sequencer."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from typing import Any
 

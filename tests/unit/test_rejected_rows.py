@@ -1,7 +1,5 @@
 """Rejected rows: each is listed once, however often a request is repeated (I10)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """A namespace is deleted under its running leader: the leader notices, and the path is free for another one."""
 
-from __future__ import annotations
-
 import shutil
 import uuid
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """How often a leader that has nothing to decide writes the tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A new kind of request changes three files of the core, as docs/contributing.md says: values, rules and rows."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess

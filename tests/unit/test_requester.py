@@ -1,7 +1,5 @@
 """The client's side of the mailbox: each caller gets its own answer, also when the store or its letter fails."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

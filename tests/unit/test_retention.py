@@ -1,7 +1,5 @@
 """Messages that are too old, or beyond the size limit, are deleted from the log start, in whole segments."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

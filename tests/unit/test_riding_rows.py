@@ -1,7 +1,5 @@
 """Rows of small letters are in steps until a pass writes them: readable at once, and written once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path

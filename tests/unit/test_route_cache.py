@@ -1,7 +1,5 @@
 """Routes are looked up once, and again when an answer says that they have changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pyarrow as pa

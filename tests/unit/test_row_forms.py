@@ -1,7 +1,5 @@
 """Lists and Arrow are two forms of one thing: the same message, partition, due time and refusal of the same row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """Topics that get more partitions, or fewer, while members of groups consume them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack

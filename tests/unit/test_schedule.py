@@ -1,7 +1,5 @@
 """Sequencing on a schedule with `step --until-idle`: short runs, and events that take longer than a run to notice."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Schemas and values that cost far more than their size: each is tried in a process with little memory."""
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

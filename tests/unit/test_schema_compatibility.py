@@ -1,7 +1,5 @@
 """Which changes of a schema each compatibility admits: as docs/schemas.md lists them, and as values show."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values of each language of schemas: what fits, what does not and why, and the columns that they become."""
 
-from __future__ import annotations
-
 import base64
 import datetime as dt
 import json

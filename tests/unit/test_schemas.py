@@ -1,7 +1,5 @@
 """Schemas of topics, from a connection: rows that do not fit, typed columns, versions."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import re

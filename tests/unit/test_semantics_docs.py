@@ -1,7 +1,5 @@
 """docs/semantics.md: each rule names an existing test, and each rule that a test cites is on the page."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """A sequencer with a slow store, with odd requests, or that is stuck: all other clients are served."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import subprocess

@@ -1,7 +1,5 @@
 """The end of an embedded sequencer: its own connection gets its answers, and it hands over the lease, also at exit."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import subprocess

@@ -1,7 +1,5 @@
 """Settings files: each content is either accepted, or refused in one line that names the key or the file."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

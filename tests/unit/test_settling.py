@@ -1,7 +1,5 @@
 """A group with an unforeseen error stops no other group, and no step."""
 
-from __future__ import annotations
-
 import pytest
 from protocol_harness import Harness
 

@@ -1,7 +1,5 @@
 """A namespace that users share: with any umask, each reads, writes and serves the files of the others."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """The documentation site: it builds without warnings, loads nothing from elsewhere, and holds every page."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

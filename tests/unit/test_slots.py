@@ -1,7 +1,5 @@
 """The leader's queue of due messages: later ones delay nothing, and are queued in time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Spans equal sets of offsets after any additions and removals."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import hypothesis.strategies as st

@@ -1,7 +1,5 @@
 """Storage options in delta-rs's spelling become settings of S3A for one bucket, and of ABFS for one account."""
 
-from __future__ import annotations
-
 import pytest
 
 from lakemq.tables.storage.object_stores.store_options import build_abfs_settings, build_s3a_settings

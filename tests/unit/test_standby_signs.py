@@ -1,7 +1,5 @@
 """Signs of standbys: they appear while a sequencer stands by, and go when it leads, ends or is killed."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

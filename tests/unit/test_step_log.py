@@ -1,7 +1,5 @@
 """The step log: of all writers of a step exactly one succeeds, and followers read every step once and in order."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

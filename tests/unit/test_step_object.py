@@ -1,7 +1,5 @@
 """Steps as objects: they survive encoding, and objects of a newer version are refused as such."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rests of a leader between its steps: after a step with letters it waits, and does not step without work."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from itertools import pairwise

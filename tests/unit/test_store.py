@@ -1,7 +1,5 @@
 """The store: one suite of behaviours for every way to open it. Commits compare versions, reads skip files."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

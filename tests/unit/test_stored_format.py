@@ -1,7 +1,5 @@
 """Tests of the stored format: only LakeMQ writes the tables, and other versions are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

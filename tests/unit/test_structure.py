@@ -1,7 +1,5 @@
 """The product can be read in any order: files and functions are not long, and no module needs one that needs it."""
 
-from __future__ import annotations
-
 import ast
 from graphlib import TopologicalSorter
 from pathlib import Path

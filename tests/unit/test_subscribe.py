@@ -1,7 +1,5 @@
 """A member that changes its topics while it lives, and one that asks for no topics for a while."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The tables: each is declared once and completely, and everything else follows from the declaration."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

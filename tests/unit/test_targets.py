@@ -1,7 +1,5 @@
 """Every test runs in `.ci/run` or `make test-nightly`, and `make test` shows the capabilities of the page."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Clients of lines over TCP: which leader they trust, when they use the mailbox, and when they try again."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

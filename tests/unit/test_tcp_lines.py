@@ -1,7 +1,5 @@
 """Lines over TCP at the leader: who is believed, and that no client holds up another one or the leader."""
 
-from __future__ import annotations
-
 import os
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Spans of calls and trace context in headers, by the in-memory exporter of the SDK; and nothing without a tracer."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

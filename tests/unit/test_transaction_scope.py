@@ -1,7 +1,5 @@
 """`with mq.transaction(...)`, and what operators can do with transactions."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """SQL shows the same transactions as a fetch and the other calls, row by row."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from datetime import datetime

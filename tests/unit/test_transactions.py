@@ -1,7 +1,5 @@
 """Transactions as clients see them, on a served namespace: those of a producer, and who fences whom."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The examples of docs/transactions.md without Spark run as they stand and print what the page says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

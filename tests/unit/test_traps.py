@@ -1,7 +1,5 @@
 """Small traps: times without a zone, `exist_ok` with other settings, existing folders, `~`, access denied."""
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Time to live: expired messages are passed over in logs, and a queue group makes them dead letters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

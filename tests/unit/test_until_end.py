@@ -1,7 +1,5 @@
 """Reading until the end: the loop ends when the group has read everything, and earlier only with an error."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

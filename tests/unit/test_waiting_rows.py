@@ -1,7 +1,5 @@
 """Waiting rows are read from the table piece by piece, and are the newest rows of all keys."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

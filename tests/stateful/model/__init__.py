@@ -4,8 +4,6 @@ It shares the shapes of requests and results with the engine, and nothing else. 
 core. A kind of request is a line in `DECIDE` below and a function in the module. Its data are in `namespace`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

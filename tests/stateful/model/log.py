@@ -1,7 +1,5 @@
 """Publishes: docs/semantics.md A9, D6, D7, D9, D18, D20, F."""
 
-from __future__ import annotations
-
 from stateful.model import producers, transactions
 from stateful.model.namespace import Namespace, Refused
 

@@ -1,7 +1,5 @@
 """The data of a namespace in the model: lists and dicts, row by row. No numpy, no Arrow, no shortcuts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups and their offsets: docs/semantics.md C, D30."""
 
-from __future__ import annotations
-
 from stateful.model import transactions
 from stateful.model.namespace import Namespace, Refused, TopicIdPartition
 

@@ -1,7 +1,5 @@
 """Idempotent producers: docs/semantics.md D1 to D8."""
 
-from __future__ import annotations
-
 from stateful.model.namespace import Namespace, Producer, Refused, TopicIdPartition
 
 from lakemq.engine.protocol.values.log import Produce

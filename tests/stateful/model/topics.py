@@ -1,7 +1,5 @@
 """Topics: docs/semantics.md A."""
 
-from __future__ import annotations
-
 from stateful.model.namespace import Log, Namespace, Refused, Topic
 
 from lakemq.engine.protocol.values.base import Done

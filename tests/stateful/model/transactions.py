@@ -1,7 +1,5 @@
 """Transactions: docs/semantics.md D10 to D32."""
 
-from __future__ import annotations
-
 from stateful.model import producers
 from stateful.model.namespace import Namespace, Producer, Refused, Transaction, TransactionalId
 
