@@ -1,13 +1,8 @@
-"""Files that look old to the store, and waits for the removal of a log entry or a step."""
+"""Files that look old to the store."""
 
 import os
 import time
 from pathlib import Path
-
-from faults.processes import until
-
-from lakemq.tables.storage.coordination.step_objects import list_steps
-from lakemq.tables.storage.object_stores.files import LocalFiles
 
 HOUR_S = 3600
 NEWEST_COUNT = 5
@@ -36,26 +31,6 @@ def age_data(table: Path, seconds: float = 2 * HOUR_S) -> None:
     """Make the table's data files look as if they were written so long ago."""
     for path in table.glob("*.parquet"):
         _age(path, seconds)
-
-
-def wait_for_log_removal(table: Path, version: int) -> None:
-    """Wait until the log has no entry up to this version. Another process must commit to the table meanwhile."""
-
-    def is_removed() -> bool:
-        age_log(table)
-        return int(log_entries(table)[0].stem) > version
-
-    until(is_removed, f"removal of the log's entries up to {version}")
-
-
-def newest_step(path: str) -> int:
-    """Return the number of the newest step of a namespace."""
-    return max(list_steps(LocalFiles(path)))
-
-
-def wait_for_step_removal(path: str, step: int) -> None:
-    """Wait until the steps up to this one are removed, which takes a minute. A sequencer must lead meanwhile."""
-    until(lambda: min(list_steps(LocalFiles(path))) > step, f"removal of the steps up to {step}")
 
 
 def _age(path: Path, seconds: float) -> None:

@@ -76,29 +76,6 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
     check_group(family, members, publishing.acknowledged, twice={"one"})
 
 
-@pytest.mark.extended
-def test_member_stopped_past_its_session_commits_nothing_and_joins_again(family: Processes) -> None:
-    serving = family.serve()
-    first_member, second_member = family.consume("one", GROUP), family.consume("two", GROUP)
-    members = GroupNotes(family, "one", "two")
-    with Publishing(family.path, "p", family.config) as publishing:
-        until(lambda: bool(members.read("one") and members.read("two")), "reading by both")
-        since = len(members.read("two"))
-        os.kill(first_member.pid, signal.SIGSTOP)
-        until(lambda: is_stopped(first_member.pid), "stop")
-        until(lambda: members.partitions("two", since) == {0, 1}, "the other's partition")
-        read = len(members.read("one"))
-        os.kill(first_member.pid, signal.SIGCONT)
-        until(lambda: len(members.read("one")) > read + 7, "reading after the stop")
-    until(lambda: len(members.count_reads()) == len(publishing.acknowledged), "reading of the rest")
-    terminate(first_member)
-    terminate(second_member)
-    terminate(serving)
-    check_group(family, members, publishing.acknowledged, twice={"one"})
-    words = members.words("one")
-    assert words["fenced"] + words["committed"] in (words["read"], words["read"] - 1)
-
-
 def test_a_member_that_is_stopped_is_named_while_its_session_lasts(family: Processes) -> None:
     family.serve()
     member = family.consume("one", GROUP, session_ms=60_000)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from faults.processes import until
-from targets import nightly_but
 
 import lakemq
 from lakemq.engine.client.consume.group_consumer import MemberConsumer
@@ -69,8 +68,8 @@ def measure_s(consumer: MemberConsumer, partition_count: int) -> float:
     return time.monotonic() - began_s
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("protocol", nightly_but(["queue"], ["cooperative", "classic", "queue"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("protocol", ["cooperative", "classic", "queue"])
 def test_partitions_of_a_killed_consumer_wait_as_long_as_the_page_says(tmp_path: Path, protocol: str) -> None:
     here = read_table()["on the sequencer's machine, with the namespace on its disk"]
     if protocol == "queue":

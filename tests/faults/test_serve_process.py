@@ -97,34 +97,24 @@ def test_tail_follows_until_interrupted(path: Path, start: Callable[..., Process
 
 
 @pytest.mark.extended
-def test_lines_of_a_pipe_are_published_as_they_come(path: Path, start: Callable[..., Process]) -> None:
-    start("serve").wait_for_line("leads with")
+def test_lines_of_a_pipe_are_published_as_they_come_also_when_the_sequencer_stops(
+    path: Path, start: Callable[..., Process]
+) -> None:
+    serving = start("serve")
+    serving.wait_for_line("leads with")
     lakemq(path, "topics", "create", "t")
     publish = start("publish", "--topic", "t", "--output", "json")
     for lines in (["1"], ["1", "2"]):
         publish.stdin.write(f"{lines[-1]}\n")
         publish.stdin.flush()
         until(lambda lines=lines: values(path) == lines, "the lines so far")
-    publish.stdin.close()
-    assert publish.wait_for_exit() == 0
-    assert json.loads(publish.out[0])["messages"] == 2
-
-
-@pytest.mark.extended
-def test_command_continues_when_the_sequencer_stops(path: Path, start: Callable[..., Process]) -> None:
-    serving = start("serve")
-    serving.wait_for_line("leads with")
-    lakemq(path, "topics", "create", "t")
-    publish = start("publish", "--topic", "t", "--output", "json")
-    publish.stdin.write("1\n")
-    publish.stdin.flush()
-    until(lambda: values(path) == ["1"], "the first line")
     serving.signal(signal.SIGTERM)
     assert serving.wait_for_exit() == 0
-    publish.stdin.write("2\n")
+    publish.stdin.write("3\n")
     publish.stdin.close()
     assert (publish.wait_for_exit(), publish.err) == (0, [])
-    assert values(path) == ["1", "2"]
+    assert json.loads(publish.out[0])["messages"] == 3
+    assert values(path) == ["1", "2", "3"]
     assert leader(path).startswith("no sequencer leads")
 
 
