@@ -18,7 +18,8 @@ import pyspark
 
 CHECKOUT = Path(__file__).parents[1]
 AIRFLOW_BIN = Path(os.environ.get("LAKEMQ_AIRFLOW", CHECKOUT / ".venv-airflow")) / "bin"
-PATIENCE_S = 180
+PATIENCE_S = 600
+"""The limit of every wait. What is waited for takes up to 20 seconds on an idle machine."""
 
 PORTS = (
     "AIRFLOW__API__PORT",
@@ -35,9 +36,9 @@ class Airflow:
     path: Path
     environment: dict[str, str]
 
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, program: str = "airflow", **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(AIRFLOW_BIN / "airflow"), *arguments],
+            [str(AIRFLOW_BIN / program), *arguments],
             env=self.environment | environment,
             cwd=self.home,
             stdout=subprocess.PIPE,
@@ -88,6 +89,9 @@ def environment_of(home: Path, path: Path, deployed: Path, settings: Path) -> di
         | {
             "AIRFLOW_HOME": str(home),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            # one process per worker that may be needed: by default the scheduler starts 32 of them
+            "AIRFLOW__CORE__PARALLELISM": "2",
+            "AIRFLOW__API__WORKERS": "1",
             "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://localhost:{port[PORTS[0]]}/execution/",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",

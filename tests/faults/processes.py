@@ -255,11 +255,11 @@ def _read_whole_lines(path: Path) -> list[str]:
     return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def until(condition: Callable[[], bool], event: str) -> None:
+def until(condition: Callable[[], bool], event: str, patience_s: float = PATIENCE_S) -> None:
     """Wait for something to happen."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + patience_s
     while not condition():
-        assert time.monotonic() < deadline_s, f"not within {PATIENCE_S} s: {event}"
+        assert time.monotonic() < deadline_s, f"not within {patience_s} s: {event}"
         time.sleep(0.02)  # a condition may read much, and other processes need the machine, too
 
 
