@@ -8,6 +8,8 @@ be listed in `allowed.yaml`, with the reason why this is right. A line there mus
 its change no longer exists. The exit code is 1 if the list and the result differ.
 """
 
+import __future__
+
 import ast
 import importlib
 import os
@@ -16,7 +18,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import NamedTuple
@@ -104,19 +105,15 @@ def changes_of(module: str) -> Iterator[Change]:
     source = path.read_text(encoding="utf-8")
     lines, counts = source.splitlines(), Counter[str]()
     tree = ast.parse(source)
-    for position, function in enumerate(tree.body):
+    for function in tree.body:
         if not isinstance(function, ast.FunctionDef) or (MODULES[module] and function.name not in MODULES[module]):
             continue
-        for place in range(sum(1 for _ in _make_changes(function))):
-            changed_tree = deepcopy(tree)
-            description, line = next(
-                change for index, change in enumerate(_make_changes(changed_tree.body[position])) if index == place
-            )
+        for description, line in _make_changes(function):
             name = f"{module}.{function.name}: {description} in `{lines[line - 1].strip()}`"
             counts[name] += 1
             if counts[name] > 1:
                 name += f" ({counts[name]})"
-            compiled = compile(changed_tree, str(path), "exec")
+            compiled = compile(ast.Module([function], []), str(path), "exec", __future__.annotations.compiler_flag)
             code = next(c for c in compiled.co_consts if isinstance(c, CodeType) and c.co_name == function.name)
             yield Change(name, module, function.name, code)
 

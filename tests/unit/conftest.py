@@ -12,9 +12,12 @@ from lakemq.jobs.cli import app
 
 
 @pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    """A namespace for all tests of the module, with a sequencer that leads. Each test creates its own topics."""
-    with served(tmp_path_factory.mktemp("served")) as connection:
+def mq(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Connection]:
+    """A namespace for all tests of the module, with a sequencer that leads. Each test creates its own topics.
+
+    A module may have settings of its own, SERVED_WITH.
+    """
+    with served(tmp_path_factory.mktemp("served"), **getattr(request.module, "SERVED_WITH", {})) as connection:
         yield connection
 
 

@@ -2,12 +2,11 @@
 
 import ast
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from unit.served import new_name, new_topic, served
+from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InvalidRequest, MissingExtra, UnknownTopicOrPartition
@@ -17,12 +16,6 @@ from lakemq.jobs.airflow_provider.waiting import find_waiting_ends, has_new_ends
 pytestmark = pytest.mark.slow
 
 JOBS = Path(airflow_provider.__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("served")) as mq:
-        yield mq
 
 
 def publish(mq: Connection, topic: str, *values: str) -> None:

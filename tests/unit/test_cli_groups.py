@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,6 @@ from lakemq.tables.storage.coordination.step_objects import step_name
 pytestmark = pytest.mark.slow
 
 Lakemq = Callable[..., Result]
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("cli")) as connection:
-        yield connection
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ def test_every_link_of_a_page_leads_to_a_page(browser: Browser) -> None:
     links = {link.replace("&amp;", "&") for page in pages for link in re.findall(r'href="(/[^"]*)"', page)}
     links = {link for link in links if "refresh=" not in link}  # the same pages again
     assert len(links) > 40
+    links = {re.sub(r"=[^&]*", "", link): link for link in sorted(links)}.values()  # one of each kind
     broken = {link: response.status_code for link in links if (response := browser.client.get(link)).status_code != 200}
     assert not broken
 
@@ -300,13 +301,11 @@ def test_sql_answers_as_mq_sql_does(busy: BusyNamespace, browser: Browser) -> No
 
 
 def test_sql_reads_only_and_only_tables(browser: Browser) -> None:
+    """What else it refuses is in tests/unit/test_cli_sql_files.py: both run queries in the same way."""
     page = browser.get("/sql")
     for query, reason in (
         ("SELEC 1", "not Spark SQL"),
-        ("SELECT * FROM read_csv('/etc/passwd')", "The query fails"),
         ("COPY (SELECT 1) TO '/tmp/console-copy.csv'", "The query fails"),
-        ("SET memory_limit = '100GB'", "The query fails"),
-        ("DELETE FROM segments", "The query fails"),
         ("", "missing"),
         ("x" * 20_000, "At most 10000"),
     ):

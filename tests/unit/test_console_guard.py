@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from typer.testing import CliRunner
 from unit.browsing import Browser, notices, open_browser
-from unit.served import served
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -192,12 +190,6 @@ def test_loopback_is_known_by_number_and_name() -> None:
 
 
 # -- a real console -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("guarded")) as connection:
-        yield connection
 
 
 @pytest.mark.slow

@@ -40,10 +40,7 @@ BODIES = {
     FLUSH: r"Interrupted. Messages were not delivered, or not acknowledged: 3 of 't'.",
     FLUSH.replace("with mq.producer() as producer", "for producer in [mq.producer()]"): r"not acknowledged: 3 of 't'.",
     'mq.publish("t", pa.table({"value": ["x"]}))': UNKNOWN,
-    'mq.topics.create("u")': UNKNOWN,
     """with mq.consumer("g", topics=["t"]) as consumer:
-        consumer.poll(timeout_ms=60_000)""": UNKNOWN,
-    """with mq.consumer("g", topics=["t"], protocol="queue") as consumer:
         consumer.poll(timeout_ms=60_000)""": UNKNOWN,
     """with mq.transaction("id") as txn:
         txn.publish("t", pa.table({"value": ["x"]}))""": UNKNOWN,

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 from unit.consuming import take_messages
-from unit.served import new_name, new_topic, run_sql, served, until, values
+from unit.served import new_name, new_topic, run_sql, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
@@ -24,16 +23,11 @@ from lakemq.engine.protocol.values.dead_letters import DyingFound, SettleDeadLet
 from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
 
+SERVED_WITH = {"project.interval.ms": 50}
+
 pytestmark = pytest.mark.slow
 
 CAUSE = ["topic", "partition", "group", "reason", "error", "delivery-count", "offset"]
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    """A namespace that finds dying messages once it has projected them."""
-    with served(tmp_path_factory.mktemp("served"), **{"project.interval.ms": 50}) as connection:
-        yield connection
 
 
 def member(mq: Connection, topic: str, group: str, **config: Any) -> QueueConsumer:

@@ -13,6 +13,8 @@ from lakemq.engine.client.delayed import RescheduleResult
 from lakemq.errors import DelayTooLong, InvalidReceipt, InvalidRecord, InvalidRequest, InvalidTimestamp, LakeMQError
 
 YEAR_9999_MS = 253_402_300_799_999
+SERVED_WITH = {"project.interval.ms": 50}
+"""A search reads what is projected."""
 
 
 def test_cancelled_message_never_comes(mq: Connection) -> None:

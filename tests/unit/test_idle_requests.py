@@ -19,7 +19,6 @@ import pytest
 from clocks import ManualClock
 from obstore.store import LocalStore
 from protocol_harness import AtOnce
-from unit.served import served
 from unit.test_direct_line import letter_of
 
 import lakemq
@@ -193,12 +192,6 @@ def test_a_standby_of_a_store_looks_four_times_in_a_lease_and_takes_over_when_it
 PATIENCE_S = 60
 IDLE = 150
 """Connections to each server; more than its process may have descriptors."""
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("idle")) as mq:
-        yield mq
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """Queries of strangers, in a process with little memory, time and temporary space."""
 
 import tempfile
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
 import duckdb
 import pytest
-from unit.served import served
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import QueryLimits, run_query
@@ -15,12 +13,6 @@ from lakemq.engine.client.sql.query_process import run_query_in_process
 from lakemq.errors import InvalidRequest
 
 LIMITS = QueryLimits(timeout_s=600.0, max_rows=100, memory_mb=256)
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("queries")) as connection:
-        yield connection
 
 
 def test_query_in_a_process_returns_the_first_rows_with_long_texts_cut(mq: Connection) -> None:

@@ -1,16 +1,16 @@
 """The rate at which a group consumes, from the present and a former version of the table of committed offsets."""
 
-from collections.abc import Iterator
-
 import pytest
 from unit.consuming import add
-from unit.served import new_name, new_topic, served, until
+from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.groups.lag import WINDOW_MS, Consumption, read_consumption
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.tables.specs.groups import CONSUMER_OFFSETS
 from lakemq.tables.storage.delta.delta_log import DeltaLog
+
+SERVED_WITH = {"project.interval.ms": 0}
 
 # -- the rate -----------------------------------------------------------------------------------------------
 
@@ -31,12 +31,6 @@ def test_rate_is_progress_in_the_window_divided_by_its_length() -> None:
 # -- the rows after it -------------------------------------------------------------------------------------
 
 pytestmark_served = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("rates"), **{"project.interval.ms": 0}) as connection:
-        yield connection
 
 
 def settle(mq: Connection) -> int:

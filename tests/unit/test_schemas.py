@@ -5,14 +5,13 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from unit.served import new_name, served
+from unit.served import new_name
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.rows.placing import FIRST_UNFIT, MAX_REASONS, merge_marks, reject_misfits
@@ -26,6 +25,8 @@ from lakemq.errors import (
     SchemaMismatch,
     TopicAlreadyExists,
 )
+
+SERVED_WITH = {"project.interval.ms": 50}
 
 pytestmark = pytest.mark.slow
 
@@ -57,12 +58,6 @@ def test_encode_names_row_and_field_and_gives_values_to_send(mq: Connection) -> 
         for value in schema.encode([{"id": 7}]):
             producer.send(topic, value)
     assert mq.fetch(topic, parse=True).to_arrow()["parsed"].to_pylist() == [{"id": 7, "cents": None}]
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("schemas"), **{"project.interval.ms": 50}) as connection:
-        yield connection
 
 
 def new_topic(mq: Connection, schema: Any = DDL, partitions: int = 2, **settings: Any) -> str:

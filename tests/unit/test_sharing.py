@@ -74,8 +74,11 @@ def unreadable(path):
 
 user, group, umask, what, path = sys.argv[1:]
 scratch, out, sys.stdout = tempfile.mkdtemp(), sys.stdout, sys.stderr
-make(scratch)
-write(scratch), command(scratch)  # all is imported by then: another user may not reach this interpreter's files
+make(scratch)  # all is imported by then: another user may not reach this interpreter's files
+if what in ("write", "command"):
+    write(scratch), command(scratch)
+else:
+    put(scratch), unreadable(scratch)
 sys.stdout = out
 os.setgroups([int(group)]), os.setgid(int(user)), os.setuid(int(user)), os.umask(int(umask, 8))
 eval(what)(path) if what != "shared" else make(path, shared_with_group=True)
