@@ -1,7 +1,5 @@
 """A native stream of `final_messages` into a Delta table has each message once, whoever is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter
