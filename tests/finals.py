@@ -30,10 +30,10 @@ def fetch_published(
     """Return what a fetch shows that reads no final file."""
     fetcher = mq._fetcher
     with fetcher.look() as reader:
-        found = reader.state.topic(topic)
-        starts = beginning_offsets(found) if starts is None else starts
-        ends = end_offsets(found, "read_committed") if ends is None else ends
-        return fetcher.open_plan(plan_fetch(reader, found, "read_committed", starts, ends, reads_final=False))
+        as_of = reader.state.topic(topic)
+        starts = beginning_offsets(as_of) if starts is None else starts
+        ends = end_offsets(as_of, "read_committed") if ends is None else ends
+        return fetcher.open_plan(plan_fetch(reader, as_of, "read_committed", starts, ends, reads_final=False))
 
 
 def are_all_final(mq: Connection) -> bool:

@@ -174,10 +174,10 @@ def test_fetched_dataframe_scans_final_files_without_a_join(spark: SparkSession,
     with lakemq.connect(str(tmp_path / "mq"), spark=spark) as mq:
         ends = mq.end_offsets("orders")
         for starts in ({0: 0, 1: 0, 2: 0}, {0: 3, 2: ends[2] - 5}):
-            found, published = mq.fetch("orders", start=starts), fetch_published(mq, "orders", starts)
+            fetched, published = mq.fetch("orders", start=starts), fetch_published(mq, "orders", starts)
             order = [("partition", "ascending"), ("offset", "ascending")]
-            rows = found.to_spark().toArrow()
+            rows = fetched.to_spark().toArrow()
             assert rows.sort_by(order).to_pylist() == published.to_arrow().to_pylist()
-            assert all("/final_messages/" in name for name in found.to_spark().inputFiles())
+            assert all("/final_messages/" in name for name in fetched.to_spark().inputFiles())
         plan = mq.fetch("orders").to_spark()._jdf.queryExecution().executedPlan().toString()
         assert "Join" not in plan

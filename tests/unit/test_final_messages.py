@@ -147,10 +147,10 @@ def test_fetch_of_any_range_reads_final_files_and_shows_the_same(tmp_path: Path)
             for partition, end in ends.items():
                 for first in range(firsts[partition], end, 5):
                     for last in range(first, end + 1, 3):
-                        found = mq.fetch(topic, start={partition: first}, end={partition: last})
+                        fetched = mq.fetch(topic, start={partition: first}, end={partition: last})
                         published = fetch_published(mq, topic, {partition: first}, {partition: last})
-                        assert found.to_arrow() == published.to_arrow()
-                        assert len(found) == len(published)
+                        assert fetched.to_arrow() == published.to_arrow()
+                        assert len(fetched) == len(published)
             whole = mq.fetch(topic)
             assert pa.concat_tables(whole.pieces(target_bytes=1_000)) == fetch_published(mq, topic).to_arrow()
         assert [describe_files(topic, mq) for topic in ("a", "a.dlq")] == ["final and published", "published"]

@@ -181,10 +181,10 @@ class Reader:
             return PLAN_SCHEMA.empty_table()
         lookup = Lookup(topic.topic_id, ranges, committed)
         try:
-            found = self._find_all_or_reload(topic, lookup)
-            data = _select_data(found, committed)
-            if committed and reads_final and (is_final := is_kind(found, FINAL_PENDING)).any():
-                data = self._move_to_final_files(topic, data, found.filter(pa.array(is_final)), ranges)
+            segments = self._find_all_or_reload(topic, lookup)
+            data = _select_data(segments, committed)
+            if committed and reads_final and (is_final := is_kind(segments, FINAL_PENDING)).any():
+                data = self._move_to_final_files(topic, data, segments.filter(pa.array(is_final)), ranges)
         except Exception:
             with store_errors(), report_damage(self._store):
                 raise
