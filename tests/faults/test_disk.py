@@ -207,14 +207,6 @@ def test_serve_that_starts_on_a_read_only_disk_serves_when_it_can_be_written(dis
 
 
 @pytest.mark.extended
-def test_serve_that_starts_on_a_full_disk_serves_when_there_is_room(disk: Path):
-    filler, no_space = fill(disk, 0), "No space left on device"
-    check_serve_goes_on(
-        disk / "namespace", f"cannot be written .{no_space}", f"tries again in .*{no_space}", filler.unlink
-    )
-
-
-@pytest.mark.extended
 def test_the_doctor_finds_that_a_disk_is_full(disk: Path):
     with lakemq.connect(str(disk / "namespace")) as mq:
         assert check_writable(mq).ok

@@ -124,39 +124,3 @@ def test_sequencer_stopped_for_longer_than_its_lease_stands_by(stop_at: str, fam
     pids = [int(name.split("-")[-3]) for _, name in check_terms(family.path)]
     assert [pid for pid, _ in itertools.groupby(pids[1:])] == [stopped.pid, successor.pid, stopped.pid]
     check_all(family.path, TOPIC, publishing.acknowledged)
-
-
-@pytest.mark.extended
-def test_a_sequencer_stopped_for_less_than_the_lease_goes_on(family: Processes):
-    with Publishing(family.path, "p", QUICK) as publishing:
-        leading = family.serve(**{"lease.ms": 20_000})
-        publishing.wait_for(1)
-        standing_by = family.serve(**{"lease.ms": 20_000})
-        for _ in range(3):
-            publishing.wait_for(3)
-            os.kill(leading.pid, signal.SIGSTOP)
-            until(lambda: is_stopped(leading.pid), "stop")
-            os.kill(leading.pid, signal.SIGCONT)
-        publishing.wait_for(3)
-    terminate(standing_by)
-    terminate(leading)
-    assert len(check_terms(family.path)) == 2, "the one that made the namespace, and this one"
-    check_all(family.path, TOPIC, publishing.acknowledged)
-
-
-@pytest.mark.extended
-def test_sigterm_hands_over_at_once(family: Processes):
-    """The standby leads long before the lease ends, time and again."""
-    lease = {"lease.ms": 600_000}
-    with Publishing(family.path, "p", {**QUICK, "request.timeout.ms": 30_000}) as publishing:
-        serving = [family.serve(**lease)]
-        publishing.wait_for(3)
-        for _ in range(3):
-            serving.append(family.serve(**lease))
-            until(lambda: "stands by" in family.read_log().splitlines()[-1], "standby")
-            terminate(serving.pop(0))
-            publishing.wait_for(2)
-    terminate(serving[0])
-    names = [name for name, _ in itertools.groupby(name for _, name in check_terms(family.path))]
-    assert len(names) == 5, "each led once, after the one that made the namespace"
-    check_all(family.path, TOPIC, publishing.acknowledged)

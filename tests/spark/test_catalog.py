@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -22,12 +21,11 @@ from lakemq.engine.namespace.step_reader import find_moment
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges, RejectedRows
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import NamespaceError
-from lakemq.jobs.jars import kept_jars
 from lakemq.tables.specs.groups import LIVE_TABLES
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.delta import catalog
-from lakemq.tables.storage.delta.catalog import catalog_sql, catalog_statements
+from lakemq.tables.storage.delta.catalog import catalog_statements
 from lakemq.tables.views import VIEWS
 
 CHECKOUT = Path(__file__).parents[2]
@@ -259,41 +257,6 @@ def test_another_namespace_of_the_same_name_is_refused(spark: SparkSession, mq: 
         lakemq.connect(str(tmp_path / "mq"), spark=spark, create=True)
     with pytest.raises(NamespaceError, match="default"):
         lakemq.connect(str(tmp_path / "default"), spark=spark, create=True)
-
-
-@pytest.mark.nightly
-def test_spark_sql_answers_with_the_generated_catalog(
-    mq: Connection, topic: str, tmp_path: Path, wait_for_projection: Callable[[], None]
-) -> None:
-    mq.topics.create(topic, partitions=2)
-    mq.publish(topic, rows(50))
-    wait_for_projection()
-    script = tmp_path / "catalog.sql"
-    script.write_text(catalog_sql(mq.namespace.path, mq.namespace.store))
-    home = Path(pyspark.__file__).parent
-    command = [str(home / "bin" / "spark-sql"), "--master", "local[1]", "-i", str(script)]
-    command += ["--properties-file", str(CHECKOUT / "conf" / "spark-defaults.conf")]
-    command += ["--conf", "spark.sql.catalogImplementation=in-memory"]
-    command += ["--jars", ",".join(map(str, kept_jars()))]
-    command += [
-        "-e",
-        f"INSERT INTO inbox (topic, value) VALUES ('{topic}', 'from spark-sql');"
-        f"SELECT 'found', count(*), count(DISTINCT partition, offset) FROM log_committed WHERE topic = '{topic}'",
-    ]
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
-    completed = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=inherited | {"SPARK_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr
-    assert "found\t50\t50" in completed.stdout
-    assert mq.drain_inbox().record_count >= 1
-    assert b"from spark-sql" in {m.value for m in mq.fetch(topic)}
 
 
 @pytest.mark.extended

@@ -126,26 +126,6 @@ def test_copy_killed_at_crash_point_goes_on_where_it_was(own_mq: Connection, poi
     assert set(lag.values()) == {0}
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("spark")
-def test_older_of_two_copies_is_fenced(own_mq: Connection) -> None:
-    """A job that hangs, and wakes after its successor has started, commits nothing more."""
-    zombie = job(own_mq, "--follow")
-    deadline_s = time.monotonic() + 60
-    while not read_copies(own_mq):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    os.killpg(zombie.pid, signal.SIGSTOP)
-    assert run(own_mq) == 0
-    publish(own_mq, range(MESSAGES, MESSAGES + 50))
-    os.killpg(zombie.pid, signal.SIGCONT)
-    code, _, wrong = wait_for_job(zombie)
-    assert code == 1
-    assert "INVALID_PRODUCER_EPOCH" in wrong or "PRODUCER_FENCED" in wrong
-    assert run(own_mq) == 0
-    check(read_copies(own_mq), range(MESSAGES + 50))
-
-
 @pytest.mark.extended
 @pytest.mark.usefixtures("spark")
 def test_copies_of_a_group_share_the_work(own_mq: Connection) -> None:

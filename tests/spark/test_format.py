@@ -1,10 +1,5 @@
 """`format("lakemq")` in Spark: batches and streams, read and written."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +9,6 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
 
 from lakemq.engine.client.connection import Connection
 from lakemq.spark import register
@@ -254,46 +248,3 @@ def test_a_thread_of_the_program_writes_once_it_has_made_a_dataframe(
 
 def values(mq: Connection, topic: str) -> list[str]:
     return sorted(message.value.decode() for message in mq.fetch(topic) if message.value is not None)
-
-
-def copying(spark: SparkSession, path: str, source: str, target: str, checkpoint: str) -> StreamingQuery:
-    """Copy from one topic to another, three messages a batch, until nothing is left."""
-    reader = spark.readStream.format("lakemq").option("path", path).option("subscribe", source)
-    rows = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "3").load()
-    writer = rows.select("key", "value").writeStream.format("lakemq").option("path", path).option("topic", target)
-    return writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-
-
-@pytest.mark.nightly
-def test_a_stream_is_published_once_though_its_driver_is_killed(
-    spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
-) -> None:
-    target, checkpoint = f"{topic}.copy", str(tmp_path / "checkpoint")
-    for name in (topic, target):
-        mq.topics.create(name, partitions=2)
-    mq.publish(topic, numbers(15))
-    arguments = (str(path), topic, target, checkpoint)
-    code = f"""
-from lakemq.spark import spark_session
-from spark.test_format import copying
-copying(spark_session(master="local[2]"), *{arguments!r}).awaitTermination()
-"""
-    # Spark finds it by the package's name, as in an environment where the wheel is installed: no code registers it
-    installed = tmp_path / "site"
-    installed.mkdir()
-    (installed / "pyspark_lakemq").symlink_to(CHECKOUT / "pyspark_lakemq")
-    environment = {**os.environ, "PYTHONPATH": f"{installed}:{os.environ['PYTHONPATH']}"}
-    command = [sys.executable, "-c", code]
-    # with its JVM and its workers
-    with subprocess.Popen(command, start_new_session=True, cwd=tmp_path, env=environment) as driver:
-        deadline = time.monotonic() + 120
-        while not mq.fetch(target).record_count:
-            assert driver.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        os.killpg(driver.pid, signal.SIGKILL)
-    copied = mq.fetch(target).record_count
-    assert copied < 15
-    undo_last_batch(Path(checkpoint))  # as if it had been killed a moment earlier
-    copying(spark, *arguments).awaitTermination()
-    assert values(mq, target) == values(mq, topic)

@@ -12,6 +12,7 @@ from typing import Any
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
+from targets import nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -112,7 +113,7 @@ def counts_of(mq: Connection, arguments: list[str], capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("point", STREAM_POINTS)
+@pytest.mark.parametrize("point", nightly_but(["stream.published"], STREAM_POINTS))
 def test_a_job_killed_in_a_stream_is_taken_up_by_the_next(
     own_mq: Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str], point: str
 ) -> None:

@@ -119,15 +119,6 @@ def test_keys_are_placed_as_kafka_does_where_the_topic_says_so(spark: SparkSessi
 
 
 @pytest.mark.extended
-def test_keyless_rows_are_spread_evenly(spark: SparkSession, mq: Connection, topic: str) -> None:
-    mq.topics.create(topic, partitions=4)
-    mq.publish(topic, build_keyed_rows(spark, 1000).select("value"))
-    counts = [row["count"] for row in mq.fetch(topic).to_spark().groupBy("partition").count().collect()]
-    assert len(counts) == 4
-    assert max(counts) - min(counts) <= 8
-
-
-@pytest.mark.extended
 def test_order_by_keeps_the_order_of_a_key_after_a_file_scan(
     spark: SparkSession, mq: Connection, topic: str, tmp_path: Path
 ) -> None:

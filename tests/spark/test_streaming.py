@@ -1,7 +1,6 @@
 """Rows of a streaming source are published once, by the sink of the format and by a publish in `foreachBatch`."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,41 +80,6 @@ def test_a_stream_is_published_once_though_its_last_batch_is_repeated(
     forget_last_batch(checkpoint)
     source.add("c")
     publish(mq, topic, source.stream(), checkpoint)
-    assert values(mq, topic) == ["a", "b", "c"]
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("publish", DOORS)
-def test_batch_number_of_two_runs_is_published_once(
-    mq: Connection, topic: str, source: Source, tmp_path: Path, publish: Door
-) -> None:
-    mq.topics.create(topic, partitions=1)
-    source.add("a")
-    old, new = tmp_path / "old", tmp_path / "new"
-    publish(mq, topic, source.stream(), old)
-    shutil.copytree(old, new)
-    source.add("b")
-    publish(mq, topic, source.stream(), new)
-    source.add("c")
-    publish(mq, topic, source.stream(), old)  # its batch has b and c, under the number of b
-    assert values(mq, topic) == ["a", "b"]
-    publish(mq, topic, source.stream(), new)
-    assert values(mq, topic) == ["a", "b", "c"]
-
-
-@pytest.mark.extended
-def test_foreach_batch_with_publish_alone_follows_the_rule_of_delta(
-    mq: Connection, topic: str, source: Source, tmp_path: Path
-) -> None:
-    mq.topics.create(topic, partitions=2)
-    source.add("a")
-    source.add("b")
-    stream = source.stream(maxFilesPerTrigger=1)
-    publish_by_function(mq, topic, stream, tmp_path / "first")
-    publish_by_function(mq, topic, stream, tmp_path / "first")
-    source.add("c")
-    # one file per batch: the same files make the same batches, and only the new one is published
-    publish_by_function(mq, topic, stream, tmp_path / "second")
     assert values(mq, topic) == ["a", "b", "c"]
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -71,32 +70,3 @@ def test_all_ways_to_read_see_what_was_committed(
         f" WHERE transactional_id = '{topic}' AND state LIKE 'Complete%' GROUP BY 1, 2"
     ).collect()
     assert {tuple(row) for row in states} == {("CompleteCommit", "producer", 1), ("CompleteAbort", "producer", 2)}
-
-
-def test_a_stream_whose_commits_carry_the_batch_publishes_each_batch_once(
-    spark: SparkSession, mq: Connection, topic: str, tmp_path: Path
-) -> None:
-    """Each batch is published once even if the checkpoint does not know about a decided commit."""
-    mq.topics.create(topic, partitions=2)
-    source = tmp_path / "source"
-    for part in range(3):
-        numbers(spark, part * 10, 10).coalesce(1).write.mode("append").parquet(str(source))
-    replays = []
-
-    def stream(stop_after: int | None) -> None:
-        def batch(df: DataFrame, batch_id: int) -> None:
-            with mq.transaction(topic, batch_id=batch_id) as txn:
-                replays.append(txn.replayed)
-                txn.publish(topic, df)
-            if batch_id == stop_after:
-                raise Undo("after the commit, before the checkpoint")
-
-        reading = spark.readStream.schema("value string, key string").option("maxFilesPerTrigger", 1)
-        writing = reading.parquet(str(source)).writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        writing.foreachBatch(batch).trigger(availableNow=True).start().awaitTermination()
-
-    with pytest.raises(Exception, match="before the checkpoint"):
-        stream(stop_after=1)
-    stream(stop_after=None)
-    assert read_in_arrow(mq, topic, "read_committed") == [*range(30)]
-    assert replays.count(True) == 1

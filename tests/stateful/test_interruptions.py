@@ -11,7 +11,7 @@ from faults.processes import MERGING_POINTS
 from faulty_files import FaultyFiles
 from stateful.player import Player
 from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, FINAL_MS, GRACE_MS, Background, Killed, World
-from targets import extended_but
+from targets import extended_but, nightly_but
 
 from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader
@@ -205,7 +205,7 @@ def test_sequencer_killed_while_merging_loses_nothing(player: Player, point: str
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("publishing", [True, False])
+@pytest.mark.parametrize("publishing", nightly_but([True], [True, False]))
 @pytest.mark.parametrize("point", MERGING_POINTS)
 def test_a_leader_that_is_stopped_while_it_merges_does_no_harm(player: Player, point: str, publishing: bool) -> None:
     """Other leaders go on for so long that the files which it was about to name or remove are gone by then."""

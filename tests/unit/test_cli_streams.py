@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 # as in a shell, where what is printed waits in a buffer
 _CLOSED = "OUTPUT_ERROR: Standard output is closed.\n"
+_FULL = "OUTPUT_ERROR: Standard output cannot be written: No space left on device.\n"
 _SHELL = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
@@ -34,13 +35,13 @@ def shell(line: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=_SHELL, timeout=60)
 
 
-@pytest.mark.parametrize("arguments", [["topics", "list"], ["--version"]], ids=" ".join)
 @pytest.mark.parametrize(
-    ("line", "code", "told"),
+    ("line", "arguments", "code", "told"),
     [
-        ('"$@" >&-', 1, _CLOSED),
-        ('"$@" >/dev/full', 1, "OUTPUT_ERROR: Standard output cannot be written: No space left on device.\n"),
-        ('"$@" | true; exit ${PIPESTATUS[0]}', 141, ""),
+        ('"$@" >&-', ["topics", "list"], 1, _CLOSED),
+        ('"$@" >&-', ["--version"], 1, _CLOSED),
+        ('"$@" >/dev/full', ["topics", "list"], 1, _FULL),
+        ('"$@" | true; exit ${PIPESTATUS[0]}', ["topics", "list"], 141, ""),
     ],
 )
 def test_output_that_cannot_be_written_is_one_line_on_stderr(

@@ -170,25 +170,6 @@ def test_positions_pass_markers_and_aborted_messages(mq: Connection, group: str)
         assert texts(consumer.poll()) == [str(n) for n in range(10, 20)]
 
 
-def test_poll_ends_before_an_open_transaction(mq: Connection, group: str):
-    topic = create_filled_topic(mq, 2)
-    with mq.producer(new_name("id"), linger_ms=0) as producer:
-        producer.begin_transaction()
-        producer.send(topic, "open")
-        producer.flush()
-        add(mq, topic, {0: 1}, mark="behind ")
-        with mq.consumer(group, assign=[topic]) as consumer:
-            assert texts(consumer.poll()) == ["0.0", "0.1"]
-            assert (consumer.position(topic, 0), consumer.lag()) == (2, {(topic, 0): 2})
-            consumer.seek(topic, 0, 4)
-            assert (consumer.poll().offsets, consumer.lag()) == ({}, {(topic, 0): 0})
-            consumer.seek(topic, 0, 2)
-            producer.commit_transaction()
-            assert texts(consumer.poll()) == ["open", "behind 0.0"]
-        with mq.consumer(new_name("group"), assign=[topic], auto_offset_reset="latest") as latest:
-            assert latest.position(topic, 0) == 5
-
-
 def test_poll_waits_for_offsets_of_an_open_transaction(mq: Connection, group: str):
     topic = create_filled_topic(mq, 5)
     with mq.producer(new_name("id")) as producer:

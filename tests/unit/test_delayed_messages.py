@@ -67,20 +67,6 @@ def test_delay_counts_from_the_call_whatever_the_timestamp_is(mq: Connection) ->
     assert stamped.timestamp >= datetime.fromtimestamp(dues_ms[by_log] / 1000, timezone.utc)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["few", "stored"])
-def test_delayed_messages_come_in_order_of_due_times(mq: Connection, how: str) -> None:
-    topic, base_ms = create_quick_topic(mq), now_ms() + 300
-    padding = "x" * (0 if how == "few" else 100)
-    late = [(7 * i) % 60 for i in range(60)]
-    table = pa.table({"value": [f"{i:02}{padding}" for i in late], "deliver_at": [base_ms + 10 * i for i in late]})
-    mq.publish(topic, table)
-    wait_for_messages(mq, topic, 60)
-    slots = [-(-(base_ms + 10 * int(value[:2])) // 50) for value in values(mq, topic)]
-    assert slots == sorted(slots)
-    assert {value[:2] for value in values(mq, topic)} == {f"{i:02}" for i in late}
-
-
 def test_delay_is_rounded_up_to_the_next_level(mq: Connection) -> None:
     topic = create_quick_topic(mq, **{"delay.mode": "levels"})
     with mq.producer() as producer:

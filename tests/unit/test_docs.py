@@ -2,7 +2,6 @@
 
 import configparser
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,23 +33,6 @@ TEXTS = {path: path.read_text(encoding="utf-8") for path in sorted([*CHECKOUT.gl
 @pytest.mark.slow
 def test_generated_pages_are_fresh() -> None:
     assert generated.stale_pages(DOCS) == [], "run: make docs"
-
-
-@pytest.mark.slow
-def test_make_docs_names_stale_and_missing_pages_and_writes_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in generated.PAGES:
-        shutil.copy(DOCS / name, tmp_path)
-    (tmp_path / "errors.md").write_text("old")
-    (tmp_path / "tables.md").unlink()
-    assert generated.main(["--check", "--folder", str(tmp_path)]) == 1
-    output = capsys.readouterr().out
-    assert "errors.md: stale" in output
-    assert "tables.md: stale" in output
-    assert (tmp_path / "errors.md").read_text() == "old"
-    assert generated.main(["--folder", str(tmp_path)]) == 0
-    assert generated.stale_pages(tmp_path) == []
 
 
 def test_rows_of_generated_tables_have_as_many_cells_as_their_head() -> None:

@@ -23,7 +23,6 @@ from lakemq.errors import (
     IllegalState,
     InconsistentGroupProtocol,
     InvalidRequest,
-    TransactionAbortable,
     UnknownMemberId,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -159,21 +158,6 @@ def test_partition_moves_when_the_listener_raises(mq: Connection) -> None:
     second.close()
     with pytest.raises(ValueError, match="mine"):
         first.close()
-
-
-def test_static_member_gets_its_partitions_back(mq: Connection) -> None:
-    topic, group = new_topic(mq, 4), new_name("g")
-    a, b = member(mq, group, topic, instance_id="a"), member(mq, group, topic, instance_id="b")
-    settle(a, b, on=lambda: len(list_partitions(a)) == len(list_partitions(b)) == 2)
-    owned_before = list_partitions(a)
-    a.close()
-    listener = RecordingListener()
-    returned = member(mq, group, topic, instance_id="a", listener=listener)
-    settle(returned, b, on=lambda: bool(list_partitions(returned)))
-    assert listener.events == [("assigned", owned_before)]
-    returned.close(leave=True)
-    settle(b, on=lambda: len(list_partitions(b)) == 4)
-    b.close()
 
 
 def test_second_process_with_an_instance_id_fences_the_first(mq: Connection) -> None:
@@ -336,23 +320,6 @@ def test_messages_of_an_interrupted_poll_are_read_again(
 # -- transactions -------------------------------------------------------------------------------------------
 
 
-def test_transaction_of_a_member_that_left_cannot_commit(mq: Connection) -> None:
-    """The offsets were accepted while it had the partition. The next owner reads the same messages."""
-    topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
-    add(mq, topic, {0: 2})
-    with mq.producer(new_name("id")) as producer:
-        with member(mq, group, topic) as first:
-            batch = first.poll(timeout_ms=5_000)
-            producer.begin_transaction()
-            producer.send(out, "result")
-            producer.send_offsets_to_transaction(batch.offsets, batch.group)
-        with member(mq, group, topic) as second:
-            assert texts(second.poll(timeout_ms=5_000)) == ["0.0", "0.1"]
-            with pytest.raises(TransactionAbortable, match="FENCED_MEMBER_EPOCH"):
-                producer.commit_transaction()
-    assert mq.fetch(out).record_count == 0
-
-
 # -- listeners that call back, and calls that fail half way ------------------------------------------------
 
 
@@ -393,16 +360,6 @@ def test_join_with_another_protocol_or_a_missing_topic_is_refused(mq: Connection
         mq.consumer(group, assign=[(topic, 0)], protocol="cooperative")
     with member(mq, group, topic, assignor="range"), pytest.raises(InconsistentGroupProtocol, match="range"):
         member(mq, group, topic, assignor="sticky")
-
-
-def test_assigned_reader_commits_nothing_while_the_group_has_members(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, {0: 2})
-    outside = mq.consumer(group, assign=[topic])
-    batch = outside.poll(timeout_ms=5_000)
-    with member(mq, group, topic), pytest.raises(UnknownMemberId):
-        outside.commit(batch)
-    assert outside.commit(batch) == {(topic, 0): 2}
 
 
 # -- one group, many threads and processes ------------------------------------------------------------------

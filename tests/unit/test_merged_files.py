@@ -469,7 +469,7 @@ def test_a_damaged_file_is_left_out_and_stays(path: Path) -> None:
 def test_file_that_unpacks_to_too_much_is_named_and_stops_no_merge_or_other_query_also_after_a_restart(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    texts, settings = [f"{number} " + os.urandom(700).hex() for number in range(8)], {"compact.min.files": 8}
+    texts, settings = [f"{number} " + os.urandom(700).hex() for number in range(4)], {"compact.min.files": 4}
     with connect(path, **settings) as mq:
         with lead_one_term(mq):
             mq.topics.create("a")

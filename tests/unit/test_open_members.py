@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from clocks import ManualClock
 from queue_world import QueueWorld
+from targets import nightly_but
 from unit.consuming import RecordingListener, add, list_partitions, texts
 from unit.served import new_name, new_topic, served, until
 
@@ -313,7 +314,7 @@ def process(consumer: QueueConsumer) -> Iterator[int | None]:
             yield None
 
 
-@pytest.mark.parametrize("each_ms", [1, 10, 100])
+@pytest.mark.parametrize("each_ms", nightly_but([1, 10], [1, 10, 100]))
 def test_scale_out_repeats_no_message_of_a_member_with_a_steady_pace(each_ms: int) -> None:
     world = QueueWorld(partitions=4)
     world.publish(dict.fromkeys(range(4), 500))

@@ -81,18 +81,3 @@ def test_messages_come_in_order_after_an_abort(goes_back: bool) -> None:
     if goes_back:
         assert consumer.go_back(batch)
     assert take(consumer, 9) == [*[(offset, 2) for offset in range(3)], *[(offset, 1) for offset in range(3, 9)]]
-
-
-def test_unanswered_return_is_repeated_without_an_error() -> None:
-    world = QueueWorld()
-    world.publish({0: 6})
-    consumer = world.consumer()
-    messages = list(consumer.poll(max_records=3, timeout_ms=20))
-    world.holds_letters = True
-    consumer.nack(messages[0])
-    consumer.ack(messages[1:])
-    assert not consumer.poll(max_records=3)
-    world.deliver(is_answered=False)
-    world.holds_letters = False
-    assert take(consumer, 4) == [(0, 2), (3, 1), (4, 1), (5, 1)]
-    consumer.flush()

@@ -108,21 +108,6 @@ def test_make_test_is_a_part_of_ci() -> None:
 
 # -- how to run one test --------------------------------------------------------------------------------
 
-EXAMPLES = re.findall(r"`\.venv/bin/pytest (tests/[\w/.]+)(?: -k (\w+))?`", CONTRIBUTING.read_text(encoding="utf-8"))
-
-
-def test_examples_of_the_page_select_tests() -> None:
-    for path, word in EXAMPLES:
-        place = CHECKOUT / path
-        files = [place] if place.is_file() else [*place.glob("*.py"), *place.glob("*.yaml")]
-        assert any(word in file.read_text(encoding="utf-8") for file in files), (path, word)
-
-
-def test_functions_that_the_page_names_are_there() -> None:
-    names = set(re.findall(r"`(test_\w+)`", CONTRIBUTING.read_text(encoding="utf-8")))
-    texts = [file.read_text(encoding="utf-8") for file in (CHECKOUT / "tests").rglob("test_*.py")]
-    assert not {name for name in names if not any(f"def {name}(" in text for text in texts)}
-
 
 # -- capabilities ---------------------------------------------------------------------------------------
 

@@ -18,13 +18,11 @@ from lakemq.errors import (
     InvalidProducerEpoch,
     InvalidRequest,
     InvalidTransactionTimeout,
-    InvalidTxnState,
     LakeMQError,
     MessageTooLarge,
     ProducerFenced,
     RequestTimedOut,
     TransactionAbortable,
-    TransactionalIdNotFound,
     UnknownTopicOrPartition,
 )
 
@@ -223,26 +221,3 @@ def test_slow_initialization_of_an_id_blocks_no_other_id(mq: Connection, topic: 
 
 
 # -- operations -----------------------------------------------------------------------------------------
-
-
-def test_operator_aborts_a_transaction_and_fences_its_producer(mq: Connection, topic: str):
-    name = f"{topic}-id"
-    with mq.producer(name, linger_ms=0) as producer:
-        producer.begin_transaction()
-        producer.send(topic, "a")
-        producer.flush()
-        info = mq.transactions.describe(name)
-        assert (info.state, info.partitions, info.timeout_ms) == ("Ongoing", (f"{topic}-0",), 60_000)
-        assert name in [transaction.transactional_id for transaction in mq.transactions.find_hanging(max_open_ms=-1)]
-        assert mq.transactions.describe_producers(topic, 0)[0].first_offset == 0
-        mq.transactions.abort(name)
-        assert mq.end_offsets(topic) == {0: 2}
-        with pytest.raises(ProducerFenced):
-            producer.commit_transaction()
-    with pytest.raises(InvalidTxnState):
-        mq.transactions.abort(name)
-    with pytest.raises(TransactionalIdNotFound):
-        mq.transactions.abort("nobody-knows-it")
-    with pytest.raises(TransactionalIdNotFound):
-        mq.transactions.describe("nobody-knows-it")
-    assert values(mq, topic) == []

@@ -7,13 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import everything, new_name, new_topic, read_committed_offset, until, values
+from unit.served import everything, new_name, new_topic, read_committed_offset, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.producer.producer import TransactionalProducer
 from lakemq.errors import (
     IllegalState,
-    InvalidProducerEpoch,
     InvalidTxnState,
     ProducerFenced,
     RequestTimedOut,
@@ -156,33 +155,6 @@ def test_flush_raises_the_refusal_inside_a_transaction(mq: Connection, topic: st
     producer.abort_transaction()
 
 
-@pytest.mark.parametrize("end", ["send", "commit"])
-def test_second_producer_of_an_id_fences_the_first(mq: Connection, topic: str, end: str):
-    name = f"{topic}-id"
-    with mq.producer(name, linger_ms=0) as zombie:
-        zombie.begin_transaction()
-        zombie.send(topic, "zombie's")
-        zombie.flush()
-        with mq.producer(name, linger_ms=0) as successor:
-            assert mq.end_offsets(topic) == {0: 2}
-            if end == "send":
-                zombie.send(topic, "late")
-                with pytest.raises(InvalidProducerEpoch):
-                    zombie.flush()
-            for call in (
-                zombie.commit_transaction,
-                zombie.abort_transaction,
-                zombie.begin_transaction,
-                lambda: zombie.send(topic, "x"),
-            ):
-                with pytest.raises(ProducerFenced):
-                    call()
-            successor.begin_transaction()
-            successor.send(topic, "successor's")
-            successor.commit_transaction()
-    assert values(mq, topic) == ["successor's"]
-
-
 def test_commit_of_a_fenced_producer_raises_producer_fenced_after_a_refused_batch(mq: Connection, topic: str):
     """TransactionAbortable would tell the user to abort and go on."""
     for attempt in range(5):  # whether the batch is refused before the commit is a matter of time
@@ -197,38 +169,6 @@ def test_commit_of_a_fenced_producer_raises_producer_fenced_after_a_refused_batc
                 zombie.abort_transaction()
         zombie.close()
     assert values(mq, topic) == []
-
-
-def test_exception_in_the_block_of_a_producer_aborts(mq: Connection, topic: str):
-    def fail() -> None:
-        with mq.producer(f"{topic}-id", linger_ms=0) as producer:
-            producer.begin_transaction()
-            producer.send(topic, "a")
-            producer.flush()
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert (values(mq, topic), mq.end_offsets(topic)) == ([], {0: 2})
-
-
-def test_transaction_open_longer_than_its_timeout_is_aborted(mq: Connection, topic: str):
-    with mq.producer(f"{topic}-id", transaction_timeout_ms=50, linger_ms=0) as producer:
-        producer.begin_transaction()
-        producer.send(topic, "late")
-        producer.flush()
-        until(lambda: mq.end_offsets(topic) == {0: 2})
-        producer.send(topic, "later")
-        with pytest.raises(TransactionAbortable):
-            producer.flush()
-        for _ in range(2):
-            with pytest.raises(TransactionAbortable):
-                producer.commit_transaction()
-        producer.abort_transaction()
-        producer.begin_transaction()
-        producer.send(topic, "in time")
-        producer.commit_transaction()
-    assert values(mq, topic) == ["in time"]
 
 
 # -- topics that change meanwhile -----------------------------------------------------------------------
