@@ -1,12 +1,13 @@
 """A namespace that users share: with any umask, each reads, writes and serves the files of the others."""
 
+import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,8 @@ def read_modes(root: Path) -> dict[str, set[str]]:
 
 
 WORK = """
-import os, sys, tempfile
+import importlib, json, os, sys, tempfile, traceback
+from contextlib import suppress
 from typer.testing import CliRunner
 import lakemq
 from lakemq.jobs.cli import app
@@ -72,26 +74,67 @@ def put(path):
 def unreadable(path):
     print(lakemq.connect(path).namespace.mailbox.find_unreadable(9))
 
-user, group, umask, what, path = sys.argv[1:]
-scratch, out, sys.stdout = tempfile.mkdtemp(), sys.stdout, sys.stderr
-make(scratch)  # all is imported by then: another user may not reach this interpreter's files
-if what in ("write", "command"):
-    write(scratch), command(scratch)
-else:
-    put(scratch), unreadable(scratch)
-sys.stdout = out
-os.setgroups([int(group)]), os.setgid(int(user)), os.setuid(int(user)), os.umask(int(umask, 8))
-eval(what)(path) if what != "shared" else make(path, shared_with_group=True)
+def act(user, group, umask, what, path):
+    os.setgroups([group]), os.setgid(user), os.setuid(user), os.umask(int(umask, 8))
+    eval(what)(path) if what != "shared" else make(path, shared_with_group=True)
+
+def list_modules():
+    scratch = tempfile.mkdtemp()
+    make(scratch), write(scratch), command(scratch), put(scratch), unreadable(scratch)
+    print("\\n" + json.dumps(list(sys.modules)))
+
+def run_in_fork(function):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        if not (child := os.fork()):
+            os.dup2(out.fileno(), 1), os.dup2(errors.fileno(), 2)
+            code = 1
+            try:
+                function()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush(), sys.stderr.flush(), os._exit(code)
+        code = os.waitpid(child, 0)[1]
+        return code, *(os.pread(file.fileno(), 1 << 20, 0).decode() for file in (out, errors))
+
+# all is imported before a fork becomes another user, who may not reach this interpreter's files
+for name in json.loads(run_in_fork(list_modules)[1].splitlines()[-1]):
+    with suppress(Exception):
+        importlib.import_module(name)
+for line in sys.stdin:
+    print(json.dumps(run_in_fork(lambda: act(*json.loads(line)))), flush=True)
 """
 
 
-def run_as_user(user: int, action: str, root: Path, group: int = GROUP, umask: str = "077") -> str:
-    """Run a function of WORK as that user, and return its output. An AssertionError shows its stderr."""
+@pytest.fixture(scope="module")
+def workers() -> Iterator[subprocess.Popen[str]]:
+    """A process that runs functions of WORK, each in a fork: to import all takes much longer than what they do."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", WORK, str(user), str(group), umask, action, str(root)]
-    completed = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert completed.returncode == 0, completed.stderr
-    return completed.stdout
+    command = [sys.executable, "-c", WORK]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+
+
+RunAsUser = Callable[..., str]
+
+
+@pytest.fixture
+def run_as_user(workers: subprocess.Popen[str]) -> RunAsUser:
+    """Run a function of WORK as that user, and return its output. An AssertionError shows its stderr."""
+
+    def run(user: int, action: str, root: Path, group: int = GROUP, umask: str = "077") -> str:
+        assert workers.stdin
+        assert workers.stdout
+        print(json.dumps([user, group, umask, action, str(root)]), file=workers.stdin, flush=True)
+        code, output, errors = json.loads(workers.stdout.readline())
+        assert code == 0, errors
+        return str(output)
+
+    return run
 
 
 @pytest.mark.parametrize("others_mode", [0o0, 0o5])
@@ -127,7 +170,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other 
 
 
 @as_root
-def test_two_users_of_a_group_share_and_a_third_is_refused(folder: Path):
+def test_two_users_of_a_group_share_and_a_third_is_refused(run_as_user: RunAsUser, folder: Path):
     """ANN creates the namespace. ANN and BOB publish, serve and fetch in turn, each with umask 077."""
     run_as_user(ANN, "shared", folder)
     owners = [sorted(run_as_user(user, "write", folder).split()) for user in (ANN, BOB, ANN)]
@@ -137,7 +180,7 @@ def test_two_users_of_a_group_share_and_a_third_is_refused(folder: Path):
 
 
 @as_root
-def test_the_command_publishes_where_it_may_write_no_more_than_a_publisher_must(folder: Path):
+def test_the_command_publishes_where_it_may_write_no_more_than_a_publisher_must(run_as_user: RunAsUser, folder: Path):
     """The folders of the page "Who may read and write". Where no sequencer leads, the command would have to be one."""
     folder.chmod(0o755)
     with lakemq.connect(str(folder), create=True) as mq:
@@ -152,7 +195,7 @@ def test_the_command_publishes_where_it_may_write_no_more_than_a_publisher_must(
 
 
 @as_root
-def test_unreadable_letter_of_another_user_is_named_and_stops_nothing(folder: Path):
+def test_unreadable_letter_of_another_user_is_named_and_stops_nothing(run_as_user: RunAsUser, folder: Path):
     folder.chmod(0o2770)
     run_as_user(ANN, "make", folder, umask="007")
     (folder / "mailbox").mkdir()
