@@ -27,6 +27,14 @@ class RecordingListener(RebalanceListener):
         self.events.append(("lost", [p for _, p in partitions]))
 
 
+def new_group(mq: Connection, protocol: str | None) -> str:
+    """Return the name of a new group. A classic one exists, and does not wait three seconds for more members."""
+    group = new_name("g")
+    if protocol == "classic":
+        mq.groups.create(group, {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 0})
+    return group
+
+
 def add(mq: Connection, topic: str, counts: dict[int, int], mark: str = "") -> None:
     """Publish this many messages to each partition. The values are `0.0`, `0.1`, ..."""
     places = [(p, i) for p, count in counts.items() for i in range(count)]

@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.namespace.config import load_config
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.values.offsets import FetchOffsets
 from lakemq.engine.sequencer.sequencer import Sequencer
@@ -65,6 +67,12 @@ def run_sql(mq: Connection, query: str) -> list[tuple[Any, ...]]:
     return list(run_query(mq.namespace, query)[1])
 
 
+def wait_for_files(mq: Connection) -> None:
+    """Wait until the tables hold all decisions made so far, and no row rides in the journal."""
+    step = mq.state().step
+    until(lambda: read_watermark(mq.namespace.store).step >= step)
+
+
 def values(mq: Connection, topic: str, isolation: Any = "read_committed") -> list[str]:
     """Return the values of the topic by partition and offset."""
     return [value.decode() for value in mq.fetch(topic, isolation=isolation).to_arrow()["value"].to_pylist()]
@@ -90,6 +98,20 @@ def until(condition: Callable[[], bool]) -> None:
             return
         assert began_s < deadline_s
         time.sleep(max(0.005, time.monotonic() - began_s))
+
+
+def run_in_thread(call: Callable[[], Any]) -> Any:
+    """Make the call in another thread, and return its result or raise its error within half a minute."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(30)
 
 
 @contextmanager

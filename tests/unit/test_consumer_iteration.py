@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from unit.consuming import add, list_partitions
+from unit.consuming import add, list_partitions, new_group
 from unit.served import new_name, new_topic, read_committed_offset, until
 
 from lakemq.engine.client.connection import Connection
@@ -37,7 +37,7 @@ def values(messages: Iterable[Message]) -> list[str]:
 def test_loop_gets_all_messages_and_ends_after_the_timeout(mq: Connection, protocol: str | None) -> None:
     topic, count = new_topic(mq, 2), consumer_module.POLL_RECORDS
     add(mq, topic, {0: count, 1: 7})
-    with create_consumer(mq, new_name("g"), topic, protocol) as consumer:
+    with create_consumer(mq, new_group(mq, protocol), topic, protocol) as consumer:
         read_values = values(consumer)
         assert [value for value in read_values if value.startswith("0.")] == [f"0.{n}" for n in range(count)]
         assert [value for value in read_values if value.startswith("1.")] == [f"1.{n}" for n in range(7)]
@@ -52,7 +52,7 @@ def test_loop_gets_all_messages_and_ends_after_the_timeout(mq: Connection, proto
 def test_messages_that_could_not_be_read_come_in_the_next_loop(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, protocol: str | None, ack_mode: str | None
 ) -> None:
-    topic, group = new_topic(mq), new_name("g")
+    topic, group = new_topic(mq), new_group(mq, protocol)
     add(mq, topic, {0: 5})
     if ack_mode is not None:
         mq.groups.create(group, {"ack.mode": ack_mode})
@@ -72,7 +72,7 @@ def test_messages_that_could_not_be_read_come_in_the_next_loop(
 
 @WITH_POSITIONS
 def test_commit_in_the_loop_ends_with_the_current_message(mq: Connection, protocol: str | None) -> None:
-    topic, group = new_topic(mq), new_name("g")
+    topic, group = new_topic(mq), new_group(mq, protocol)
     add(mq, topic, {0: 5})
     with create_consumer(mq, group, topic, protocol) as consumer:
         for message in consumer:
@@ -89,7 +89,7 @@ def test_commit_in_the_loop_ends_with_the_current_message(mq: Connection, protoc
 def test_seek_and_pause_in_the_loop_apply_to_the_next_message(mq: Connection, protocol: str | None) -> None:
     topic = new_topic(mq, 2)
     add(mq, topic, {0: 4, 1: 2})
-    with create_consumer(mq, new_name("g"), topic, protocol) as consumer:
+    with create_consumer(mq, new_group(mq, protocol), topic, protocol) as consumer:
         read_values = []
         for message in consumer:
             read_values.append(*values([message]))
@@ -107,13 +107,13 @@ def test_loop_ends_when_the_consumer_is_closed(mq: Connection, protocol: str | N
     topic = new_topic(mq)
     add(mq, topic, {0: 3})
     options: dict[str, Any] = {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
-    consumer, messages = mq.consumer(new_name("g"), **options), list[Message]()
+    consumer, messages = mq.consumer(new_group(mq, protocol), **options), list[Message]()
     for message in consumer:  # without a timeout it would wait for more
         messages.append(message)
         if len(messages) == 2:
             consumer.close()
     assert values(messages) == ["0.0", "0.1"]
-    other, messages = mq.consumer(new_name("g"), **options), []
+    other, messages = mq.consumer(new_group(mq, protocol), **options), []
     closing = threading.Timer(0.05, other.close)
     for message in other:
         messages.append(message)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from unit.consuming import add, texts
+from unit.consuming import add, new_group, texts
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
@@ -113,7 +113,7 @@ READERS = pytest.mark.parametrize("protocol", [None, "queue", "cooperative", CLA
 def test_new_group_logs_how_many_offsets_it_reads(
     mq: Connection, protocol: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topic, group = new_topic(mq, 2), new_name("g")
+    topic, group = new_topic(mq, 2), new_group(mq, protocol)
     add(mq, topic, {0: 3, 1: 1})
     with caplog.at_level(logging.INFO, "lakemq.consumer"):
         with mq.consumer(group, **_reads(topic, protocol)) as consumer:

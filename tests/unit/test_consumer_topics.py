@@ -4,6 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from unit.consuming import texts
 from unit.served import new_name, new_topic, read_committed_offset, values
 
 from lakemq.engine.client.connection import Connection
@@ -21,10 +22,6 @@ def recreate_topic(mq: Connection, topic: str, *messages: str, partitions: int =
     mq.topics.delete(topic)
     mq.topics.create(topic, partitions)
     add(mq, topic, *messages)
-
-
-def texts(batch: Any) -> list[str]:
-    return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])

@@ -9,13 +9,12 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import new_name, new_topic, until, values
+from unit.served import new_name, new_topic, run_in_thread, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -152,12 +151,6 @@ def test_live_objects_are_not_pickled_and_their_results_are(mq: Connection):
         consumer.ack(batch)
         for result in (list(batch), batch.to_arrow(), published, mq.topics.describe(topic)):
             assert pickle.loads(pickle.dumps(result)) == result
-
-
-def run_in_thread(work: Callable[[], Any]) -> Any:
-    """Run the work in a thread that does not hold the locks, because their holder may enter again."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result()
 
 
 def test_child_that_leaves_a_transaction_keeps_its_own_error(mq: Connection):

@@ -9,13 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from unit.served import new_name, new_topic, until
+from unit.served import new_name, new_topic, wait_for_files
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.arrow import FETCHED
 from lakemq.engine.client.format import tasks
 from lakemq.engine.client.format.stream import BatchReader
-from lakemq.engine.namespace.load import read_watermark
 from lakemq.errors import InvalidConfig, InvalidRegularExpression, OffsetOutOfRange, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow
@@ -39,12 +38,6 @@ def rows(reader: BatchReader) -> pa.Table:
 
 def read(mq: Connection, **extra: str) -> pa.Table:
     return rows(BatchReader(options(mq, **extra)))
-
-
-def wait_for_files(mq: Connection) -> None:
-    """Wait until all rows that rode in the journal are in files."""
-    step = mq.state().step
-    until(lambda: read_watermark(mq.namespace.store).step >= step)
 
 
 def test_batch_equals_a_fetch_of_riding_rows_and_of_files(mq: Connection) -> None:

@@ -13,13 +13,12 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, NullType, StructType, VariantType, YearMonthIntervalType
 from targets import extended_but
-from unit.served import new_name, new_topic, until, values
+from unit.served import new_name, new_topic, values, wait_for_files
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.format.publishing import BY_COLUMN
 from lakemq.engine.client.format.source import LakeMQDataSource
 from lakemq.engine.client.format.writers import BatchWriter, StreamWriter
-from lakemq.engine.namespace.load import read_watermark
 from lakemq.errors import (
     InvalidConfig,
     InvalidRecord,
@@ -30,13 +29,9 @@ from lakemq.errors import (
 )
 from lakemq.tables.specs.messages import REJECTED_ROWS
 
+SERVED_WITH = {"project.interval.ms": 50}
+
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
-
-
-def wait_for_tables(mq: Connection) -> None:
-    """Wait until the tables hold all decisions made so far."""
-    step = mq.state().step
-    until(lambda: read_watermark(mq.namespace.store).step >= step)
 
 
 def table(*rows: str, **columns: Any) -> pa.Table:
@@ -93,7 +88,7 @@ def test_rows_go_to_the_topics_that_they_name(mq: Connection) -> None:
     parts = table("a", "b", "c", "d", "e", "f", topic=names), table("g", "h", topic=[other, "nobody"])
     write(mq, *parts, onError="reject")
     assert (values(mq, topic), values(mq, other), values(mq, queue)) == (["a", "c"], ["b", "g"], ["d"])
-    wait_for_tables(mq)
+    wait_for_files(mq)
     refused = mq.namespace.store.open(REJECTED_ROWS).read().to_pylist()
     refusals = sorted((row["source"], row["error"]) for row in refused if row["source"] in ("nobody", BY_COLUMN))
     assert refusals == [(BY_COLUMN, "INVALID_TOPIC_EXCEPTION"), *[("nobody", "UNKNOWN_TOPIC_OR_PARTITION")] * 2]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from unit.consuming import RecordingListener, add, list_partitions, texts
+from unit.consuming import RecordingListener, add, list_partitions, new_group, texts
 from unit.served import new_name, new_topic, until
 
 import lakemq
@@ -407,7 +407,7 @@ def test_members_that_join_and_leave_read_each_message_once(mq: Connection, prot
 
 @pytest.mark.parametrize("protocol", ["cooperative", "classic", "queue"])
 def test_empty_poll_names_a_topic_that_is_deleted(mq: Connection, protocol: str) -> None:
-    topic, group = new_topic(mq), new_name("g")
+    topic, group = new_topic(mq), new_group(mq, protocol)
     with mq.consumer(group, topics=[topic], protocol=protocol) as consumer:
         until(lambda: list_partitions(consumer) or consumer.poll(timeout_ms=50))
         mq.topics.delete(topic)

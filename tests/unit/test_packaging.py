@@ -119,7 +119,8 @@ def test_the_wheel_installs_into_a_fresh_environment_and_says_hello(installed: P
     """As docs/setup.md says; the packages that it needs are those of this environment, as no network is asked."""
     site = find_site_packages(installed)
     # a folder named in a .pth is searched last, and its own .pth files, such as the editable install's, are not read
-    Path(site, "packages.pth").write_text(sysconfig.get_path("purelib"))
+    packages = Path(site, "packages.pth")
+    packages.write_text(sysconfig.get_path("purelib"))
     where = python_says("import lakemq; print(lakemq.__file__)", executable=installed, cwd=tmp_path)
     assert where == f"{site}/lakemq/__init__.py"
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
@@ -128,6 +129,7 @@ def test_the_wheel_installs_into_a_fresh_environment_and_says_hello(installed: P
     command = [installed.parent / "lakemq", "--path", "data/shop", "fetch", "orders", "--output", "json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 1000
+    packages.unlink()  # mypy reads all packages that it sees, for half a minute
 
 
 @pytest.mark.extended

@@ -1,22 +1,15 @@
 """Failures of a producer: the thread that gets each of them, and that a known failure refuses no later record."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from unit.served import new_name, values
+from unit.served import new_name, run_in_thread, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.producer.failures import _MAX_FAILURES, Failure, Failures
 from lakemq.errors import LakeMQError, RequestTimedOut, UnknownTopicOrPartition
-
-
-def run_in_thread(call: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(call).result(30)
-
 
 # -- through a producer ---------------------------------------------------------------------------------
 

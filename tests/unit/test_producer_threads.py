@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from unit.served import CONFIG, new_name, new_topic, served, until, values
+from unit.served import CONFIG, new_name, new_topic, run_in_thread, served, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -80,20 +80,6 @@ def call_meanwhile(call: Callable[[], None]) -> Iterator[None]:
         stop.set()
         thread.join(30)
         assert not thread.is_alive()
-
-
-def run_in_thread(call: Callable[[], Any]) -> Any:
-    """Make the call in another thread, and return its result or raise its error within ten seconds."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future.result(10)
 
 
 def intercept(mq: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[..., list[Future]]) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
-from unit.served import CONFIG, new_name, new_topic, until
+from unit.served import CONFIG, new_name, new_topic, run_sql, until
 from unit.test_group_consumer import RecordingListener, add, list_partitions, member, settle, texts
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.sequencer import sequencer as sequencer_module
 from lakemq.jobs.cli import app
 
@@ -31,10 +30,6 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
         )
         mq.serving()
         yield mq
-
-
-def run_sql(mq: Connection, query: str) -> list[tuple[Any, ...]]:
-    return list(run_query(mq.namespace, query)[1])
 
 
 def publish_with_keys(mq: Connection, topic: str, mark: str, count: int = 200) -> list[str]:

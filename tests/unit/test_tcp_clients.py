@@ -399,7 +399,7 @@ def test_a_line_that_fails_is_tried_again_soon_and_then_less_often(files: Object
 @pytest.mark.slow
 def test_clients_of_a_store_publish_and_fetch_on_a_line_with_tls_and_show_no_credentials(s3: S3Server) -> None:
     path = f"{s3.path(uuid.uuid4().hex)}/mq"
-    config = {**CONFIG, "line.listen": "0.0.0.0:0", "line.advertise": "127.0.0.1"}
+    config = {**CONFIG, "line.listen": "0.0.0.0:0", "line.advertise": "127.0.0.1", "project.interval.ms": 50}
     with (
         lakemq.connect(path, storage_options=s3.options, create=True, config=config) as leading,
         lakemq.connect(path, storage_options=s3.options) as mq,
