@@ -200,6 +200,24 @@ def test_fields_that_spark_cannot_tell_apart_are_refused_in_all_languages() -> N
     assert avro(["int", record]).parse([avro(["int", record]).encode({"b": 1, "ÄA": 2, "äa": 3})]).type == pa.string()
 
 
+def test_time_outside_the_years_that_python_reads_is_null() -> None:
+    schema = ddl("at TIMESTAMP, more ARRAY<TIMESTAMP>")
+    outside = ["0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59.999999-01:00"]
+    within = ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"]
+    values = [json.dumps(row).encode() for time in outside for row in ({"at": time}, {"more": [time]})]
+    values += [json.dumps({"at": time, "more": [time]}).encode() for time in within]
+    assert schema.find_misfits(values) == {}
+    first, last = (dt.datetime(*day, tzinfo=dt.timezone.utc) for day in ((1, 1, 1), (9999, 12, 31, 23, 59, 59, 999999)))
+    assert schema.parse(values).to_pylist() == [None] * 4 + [{"at": time, "more": [time]} for time in (first, last)]
+
+
+@pytest.mark.parametrize("name", ["TIMESTAMP_NTZ", "timestamp without  time zone"])
+def test_ddl_time_without_a_zone_has_two_names(name: str) -> None:
+    assert parse_ddl(f"at {name}, more ARRAY<{name}>") == pa.struct(
+        {"at": pa.timestamp("us"), "more": pa.list_(pa.timestamp("us"))}
+    )
+
+
 def test_ddl_field_that_may_be_null_is_not_required() -> None:
     assert [field.nullable for field in parse_ddl("a INT NULL, b INT NOT NULL COMMENT 'x'")] == [True, False]
 
@@ -685,6 +703,20 @@ def test_json_of_avro_parts_without_a_column_is_encoded_again() -> None:
         nested = json.dumps(row | {"inner": row | {name: wrong}}).encode()
         with pytest.raises(SchemaMismatch, match=rf"at \$\.inner.*\.{name}: found (str|bool)"):
             topic.encode_json([nested])
+
+
+def test_nan_and_infinity_of_avro_are_text_in_json_and_encoded_again() -> None:
+    numbers = ["null", "double", "long"]
+    schema = record("R", a="float", b=["null", "double"], c=numbers, d={"type": "array", "items": numbers})
+    topic = open_topic_schema("t", lambda: [SchemaVersion(1, "avro", json.dumps(schema), 1)], None)
+    rows = [{"a": n, "b": n, "c": n, "d": [n, None, -0.0]} for n in (float("nan"), float("inf"), float("-inf"))]
+    values = topic.encode(rows).to_pylist()
+    texts = topic.decode_json(values)
+    assert texts[2] == b'{"a":"-Infinity","b":"-Infinity","c":"-Infinity","d":["-Infinity",null,-0.0]}'
+    assert topic.encode_json(texts) == values
+    assert topic.parse(values).field("c").to_pylist() == ['"NaN"', '"Infinity"', '"-Infinity"']
+    with pytest.raises(SchemaMismatch, match=r"at \$\.a: found str, expected float"):
+        topic.encode_json([(texts[0] or b"").replace(b'{"a":"NaN"', b'{"a":"nan"')])
 
 
 def test_avro_fingerprint_is_that_of_the_specification() -> None:

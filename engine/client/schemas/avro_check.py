@@ -19,6 +19,7 @@ from uuid import UUID
 import numpy as np
 
 from .avro_shape import RECORD_NAME, collect_named_types, find_logical_type, is_null, name_branch, name_type
+from .columns import SPECIAL_FLOATS
 
 
 class AvroMisfitError(ValueError):
@@ -369,7 +370,14 @@ def _read_time(text: str) -> datetime:
     return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
 
 
+def _read_special_float(text: str) -> float:
+    if text not in SPECIAL_FLOATS:
+        raise ValueError("no number")
+    return SPECIAL_FLOATS[text]
+
+
 _JSON_READERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("float", "double"), _read_special_float),
     "bytes": partial(b64decode, validate=True),
     "fixed": partial(b64decode, validate=True),
     "decimal": Decimal,

@@ -4,14 +4,22 @@ handing Arrow a dictionary per row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 MAX_DIGITS = 38
 """Most digits of a decimal, in Spark and in Arrow's decimal128."""
+
+_LEAST_TIME_US, _MOST_TIME_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The first and the last microsecond of the years 1 to 9999."""
+
+SPECIAL_FLOATS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+"""Floats that JSON lacks, by their text."""
 
 _MARK = b"lakemq.read_as"
 _JSON, _TEXT = b"json", b"text"
@@ -24,8 +32,19 @@ class JsonText(str):
 
 
 def to_json_text(part: object) -> JsonText:
-    """Return a decoded part of a value as JSON."""
-    return JsonText(_encoder.encode(part).decode())
+    """Return a decoded part of a value as JSON. NaN and infinity, which JSON lacks, are text there."""
+    text = _encoder.encode(part)
+    if b"null" in text:  # msgspec writes NaN as null
+        text = _encoder.encode(_name_special_floats(part))
+    return JsonText(text.decode())
+
+
+def _name_special_floats(part: Any) -> Any:
+    if isinstance(part, float) and not isfinite(part):
+        return next(name for name, number in SPECIAL_FLOATS.items() if repr(number) == repr(part))
+    if isinstance(part, Mapping):
+        return {key: _name_special_floats(value) for key, value in part.items()}
+    return [*map(_name_special_floats, part)] if isinstance(part, list) else part
 
 
 def json_text_field(name: str) -> pa.Field:
@@ -80,7 +99,17 @@ def to_array(values: Sequence[Any], field: pa.Field) -> pa.Array:
         values = [v if v is None or isinstance(v, JsonText) else to_json_text(v) for v in values]
     elif mark == _TEXT:
         values = [None if v is None else str(v) for v in values]
-    return pa.array(values, type)
+    array = pa.array(values, type)
+    if pa.types.is_timestamp(type):
+        _refuse_other_years(array)
+    return array
+
+
+def _refuse_other_years(times: pa.Array) -> None:
+    """Raise OverflowError for a time before year 1 or after 9999 in UTC. Arrow holds it, but Python cannot read it."""
+    bounds = pc.min_max(times.view(pa.int64())).as_py()
+    if bounds["min"] is not None and (bounds["min"] < _LEAST_TIME_US or bounds["max"] > _MOST_TIME_US):
+        raise OverflowError("a time outside the years 1 to 9999")
 
 
 def _to_offsets(values: Sequence[Any]) -> pa.Array:

@@ -52,6 +52,10 @@ _EXPECTED = (
 )
 
 
+_WITHOUT_ZONE = re.compile(r"\bTIMESTAMP\s+WITHOUT\s+TIME\s+ZONE\b", re.IGNORECASE)
+"""Spark's other name of TIMESTAMP_NTZ, which sqlglot reads as a time with a zone."""
+
+
 def parse_ddl(text: str) -> pa.StructType:
     """Return the struct that the DDL describes. A field with NOT NULL is not nullable.
 
@@ -67,7 +71,7 @@ def parse_ddl(text: str) -> pa.StructType:
         from sqlglot import exp
         from sqlglot.errors import SqlglotError
 
-    stripped = text.strip()
+    stripped = _WITHOUT_ZONE.sub("TIMESTAMP_NTZ", text.strip())
     whole = stripped if stripped.lower().startswith("struct<") else f"struct<{stripped}>"
     try:
         parsed = sqlglot.parse_one(whole, into=exp.DataType, dialect="spark")
