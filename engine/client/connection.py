@@ -216,11 +216,33 @@ class Connection(LogAccess):
 
     def drain_inbox(self) -> DrainReport:
         """Publish the rows that SQL inserted into `inbox`, exactly once. Raises IllegalState without Spark."""
-        if self._spark is None:
-            raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
+        spark = self._find_spark()
         from .publish.inbox import Inbox  # pyspark is heavy, and not every client has it
 
-        return Inbox(self.namespace, self.spark_publisher(), self._spark, self._crash_point).drain()
+        return Inbox(self.namespace, self.spark_publisher(), spark, self._crash_point).drain()
+
+    def put_topic_views(self) -> dict[str, str]:
+        """Let Spark have a view of `final_messages` for each topic with a schema: `<namespace>_topics.<topic>`.
+
+        A view has the columns of the table, and the fields of the value in the struct `data`. Call it again when
+        schemas or topics have changed.
+
+        Returns:
+            topic -> name of its view. A topic whose values Spark cannot parse, as those in Avro, is missing.
+
+        Raises:
+            IllegalState: there is no Spark session.
+            NamespaceError: the session has a database of this name that is not the namespace's.
+        """
+        spark = self._find_spark()
+        from .topic_views import put_topic_views  # not every client has what parses schemas
+
+        return put_topic_views(spark, self.namespace, self.state().topics.values())
+
+    def _find_spark(self) -> SparkSession:
+        if self._spark is None:
+            raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
+        return self._spark
 
     def spark_publisher(self) -> SparkPublisher:
         """Return a publisher of DataFrames."""

@@ -208,8 +208,7 @@ def catalog_statements(path: str, store: Store, moment: Moment | None = None) ->
         f"CREATE OR REPLACE VIEW {database}.{name} AS\n{query.format(database=database)}"
         for name, query in VIEWS.items()
     ]
-    comment = _escape(_database_comment(store))
-    return [f"CREATE DATABASE IF NOT EXISTS {database} COMMENT '{comment}'", *tables, *views]
+    return [_create_database(database_name(path, moment), store), *tables, *views]
 
 
 def _as_it_was(spec: TableSpec, store: Store, moment: Moment) -> str:
@@ -232,18 +231,27 @@ def register(spark: SparkSession, path: str, store: Store) -> str:
     With Spark's own catalog this reads no table: the first query reads the logs that it needs.
     """
     database, statements = database_name(path), catalog_statements(path, store)
-    if spark.catalog.databaseExists(database):
-        comment = spark.catalog.getDatabase(database).description
-        if comment != _database_comment(store):
-            raise DatabaseTaken(
-                f"The Spark session already has a database {database}: found {comment!r},"
-                f" expected {_database_comment(store)!r}. Give the namespace's folder another name."
-            )
-    else:
-        spark.sql(statements[0])
+    open_database(spark, database, store)
     if not _put_entries(spark, path, store):
         _run_statements(spark, statements[1:])
     return database
+
+
+def open_database(spark: SparkSession, database: str, store: Store) -> None:
+    """Create a database of the namespace in a session, unless it is there. Raises DatabaseTaken: it is another's."""
+    if not spark.catalog.databaseExists(database):
+        spark.sql(_create_database(database, store))
+        return
+    comment = spark.catalog.getDatabase(database).description
+    if comment != _database_comment(store):
+        raise DatabaseTaken(
+            f"The Spark session already has a database {database}: found {comment!r},"
+            f" expected {_database_comment(store)!r}. Give the namespace's folder another name."
+        )
+
+
+def _create_database(database: str, store: Store) -> str:
+    return f"CREATE DATABASE IF NOT EXISTS `{database}` COMMENT '{_escape(_database_comment(store))}'"
 
 
 def _put_entries(spark: SparkSession, path: str, store: Store) -> bool:
