@@ -1,8 +1,8 @@
-"""Clocks that tests control."""
+"""Clocks that tests control, beside `MovableClock` of `lakemq.testing`."""
 
 import threading
 
-from lakemq.engine.namespace.clock import SystemClock
+from lakemq.testing import MovableClock
 
 
 class ManualClock:
@@ -25,19 +25,7 @@ class ManualClock:
         return event.is_set()
 
 
-class AheadClock(SystemClock):
-    """The machine's clocks, `ahead_ms` ahead."""
-
-    ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.ahead_ms
-
-    def steady_ms(self) -> int:
-        return super().steady_ms() + self.ahead_ms
-
-
-class HastyClock(AheadClock):
+class HastyClock(MovableClock):
     """A clock that `sleep` moves without waiting."""
 
     def sleep(self, ms: float) -> None:

@@ -57,6 +57,19 @@ API_PAGES: dict[str, ApiPage] = {
         ),
         "`mq.consumer(...)` returns a consumer: of assigned partitions, of a group, or of a queue group.",
     ),
+    "api/testing.md": ApiPage(
+        "Testing",
+        (
+            "lakemq.testing.MovableClock",
+            "lakemq.testing.wait_until",
+            "lakemq.testing.wait_until_idle",
+            "lakemq.testing.read_all",
+            "lakemq.testing.read_dead_letters",
+            "lakemq.testing.DeadLetter",
+            "lakemq.testing.serve",
+        ),
+        "pytest's fixture `mq` gives a connection, and `mq_clock` its clock.",
+    ),
     "api/groups.md": ApiPage("Groups", (f"{_CLIENT}.groups.groups.Groups",), "You get it as `mq.groups`."),
     "api/streams.md": ApiPage(
         "Micro-batches", (f"{_CLIENT}.consume.group_stream.GroupStream",), "`mq.stream(...)` returns it."

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clocks import AheadClock
-
 from lakemq.engine.namespace.line_frames import MAX_FRAME_BYTES, Frame, FrameReader, LineAddress, encode_letter_frame
 from lakemq.engine.sequencer.letters.line_table import LineLetter, LineListener
 from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
+from lakemq.testing import MovableClock
 
 LEASE_MS = 60_000
 PATIENCE_S = 60
@@ -56,7 +55,7 @@ class LineLeader:
     """The lines of a leader, with their clock. files: of the namespace, for the leader alone."""
 
     def __init__(self, folder: Path, listener: LineListener, address: LineAddress, files: Files | None = None) -> None:
-        self.clock, self.news = AheadClock(), threading.Event()
+        self.clock, self.news = MovableClock(), threading.Event()
         self.address, self.files = address, LocalFiles(str(folder))
         now_ms = self.clock.steady_ms()
         self.lines = LineServer([listener], files or self.files, address, LEASE_MS, now_ms, self.news, self.clock)

@@ -5,35 +5,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.clock import Clock
-from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.load import read_watermark
-from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.values.offsets import FetchOffsets
 from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.testing import serve, wait_until
 
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 3000, "inline.max.bytes": 2000}
 _numbers = itertools.count(1)
 
 
-@contextmanager
-def served(folder: Path, clock: Clock | None = None, **settings: Any) -> Iterator[Connection]:
-    """Serve a namespace.
-
-    clock: that of its leader and of the connection, if it is not the machine's. A test may put it ahead: the lease is
-    long, because the time of a new term would be the store's again.
-    """
-    lease = {"lease.ms": 300_000} if clock else {}
-    config = load_config(overrides={**CONFIG, **lease, **settings})
-    with Connection(open_namespace(str(folder / "mq"), config, create=True), clock=clock) as mq:
-        mq.serving()
-        yield mq
+def served(folder: Path, clock: Clock | None = None, **settings: Any) -> AbstractContextManager[Connection]:
+    """Serve a namespace. clock: that of its leader and of the connection, if it is not the machine's."""
+    return serve(folder / "mq", clock, {**CONFIG, **settings})
 
 
 def new_name(prefix: str) -> str:
@@ -90,14 +80,8 @@ def read_committed_offset(mq: Connection, group: str, topic: str, stable: bool =
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds. Check a costly one less often, as it slows down what it waits for."""
-    deadline_s = time.monotonic() + 60
-    while True:
-        began_s = time.monotonic()
-        if condition():
-            return
-        assert began_s < deadline_s
-        time.sleep(max(0.005, time.monotonic() - began_s))
+    """Wait until the condition holds."""
+    wait_until(condition, "what the test waits for", 60)
 
 
 def run_in_thread(call: Callable[[], Any]) -> Any:

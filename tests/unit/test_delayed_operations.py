@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from clocks import AheadClock
 from typer.testing import CliRunner
 from unit.served import CONFIG, create_quick_topic, now_ms, run_sql, served, until, values, wait_for_messages
 
@@ -19,6 +18,7 @@ from lakemq.engine.namespace.load import read_watermark
 from lakemq.jobs.cli import app
 from lakemq.jobs.release_delayed import release, sentence
 from lakemq.tables.specs.messages import DELAYED
+from lakemq.testing import MovableClock
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def test_new_leader_cancels_and_reschedules_packed_messages(tmp_path: Path, monk
 
 @pytest.mark.extended
 def test_missing_file_holds_up_no_other_delayed_message(tmp_path: Path) -> None:
-    clock = AheadClock()
+    clock = MovableClock()
     with served(tmp_path) as mq:
         topic = create_quick_topic(mq)
         padding = "x" * 1000
@@ -112,7 +112,7 @@ def test_views_show_waiting_and_ended_delays(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_delayed_history_counts_each_message_by_its_outcome(tmp_path: Path) -> None:
     """Ten messages of one range: seven are cancelled, one is rescheduled, two are released."""
-    clock = AheadClock()
+    clock = MovableClock()
     with served(tmp_path, clock) as mq:
         topic = create_quick_topic(mq)
         due_ms = now_ms() + 100_000

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from clocks import AheadClock
 from unit.served import create_quick_topic, new_topic, now_ms, served, until, values, wait_for_messages
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.delayed import RescheduleResult
 from lakemq.errors import DelayTooLong, InvalidReceipt, InvalidRecord, InvalidRequest, InvalidTimestamp, LakeMQError
+from lakemq.testing import MovableClock
 
 YEAR_9999_MS = 253_402_300_799_999
 SERVED_WITH = {"project.interval.ms": 50}
@@ -187,7 +187,7 @@ def test_bad_predicate_is_refused(mq: Connection) -> None:
 @pytest.mark.extended
 def test_message_is_either_cancelled_or_released(tmp_path: Path) -> None:
     """About half of the messages are due when others are cancelled, and one is about to be."""
-    clock, count = AheadClock(), 300
+    clock, count = MovableClock(), 300
     with served(tmp_path, clock) as mq:
         topic, due_ms = create_quick_topic(mq), now_ms() + 100_000
         due_times = [due_ms + 1_000 * i for i in range(count)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clocks import AheadClock, HastyClock, ManualClock
+from clocks import HastyClock, ManualClock
 from decided import read_steps
 from protocol_harness import letter_bytes
 from unit.desk import Desk
@@ -33,6 +33,7 @@ from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox, MailboxFull
 from lakemq.tables.storage.coordination.sockets import line_name, remove_older_lines
 from lakemq.tables.storage.object_stores.files import LocalFiles
+from lakemq.testing import MovableClock
 
 
 def count_letters(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -144,7 +145,7 @@ class OnLine:
         self.desk = Desk(folder)
         self.letters: list[tuple[int, bytes]] = []
         self._behave, self._news, self._stop = behave, threading.Event(), threading.Event()
-        leaders_clock = AheadClock()
+        leaders_clock = MovableClock()
         lines = open_term_lines(self.desk.files, "ns", 1, 60_000, leaders_clock.steady_ms(), self._news, leaders_clock)
         assert lines is not None
         self.lines = lines
@@ -231,7 +232,7 @@ def test_letter_without_a_good_answer_goes_into_the_mailbox(
 
 def test_silent_leader_leaves_half_of_the_time_for_the_mailbox(tmp_path: Path) -> None:
     """Another leader may answer there, also a request with a short timeout."""
-    office, clock = OnLine(tmp_path, stay_silent), AheadClock()
+    office, clock = OnLine(tmp_path, stay_silent), MovableClock()
     line = DirectLine(office.desk.files, "ns", clock)
 
     def let_half_of_the_time_pass() -> None:
@@ -319,7 +320,7 @@ def test_where_the_client_of_a_sent_letter_is_forgotten_its_outcome_is_unknown(t
 
 def test_an_answer_that_came_while_the_client_was_stopped_counts(tmp_path: Path) -> None:
     """Else the client would not know what became of its letter: its time is over when it goes on."""
-    answered, clock = threading.Event(), AheadClock()
+    answered, clock = threading.Event(), MovableClock()
 
     def answer_and_note(lines: LineServer, letter: LineLetter) -> None:
         answer(lines, letter)
@@ -345,7 +346,7 @@ def raise_full(*_: Any) -> str:
 def test_full_mailbox_is_reported_if_nothing_was_sent(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.mailbox.put = raise_full  # type: ignore[method-assign]
-    line = DirectLine(desk.files, "ns", AheadClock())
+    line = DirectLine(desk.files, "ns", MovableClock())
     requester = Requester(desk.mailbox, desk.clock, lambda: "c1", 1_000, line=line)
     with pytest.raises(MailboxFullError):
         requester.ask(InitProducer())
@@ -366,7 +367,7 @@ FORGED = {
 def test_invalid_line_object_costs_no_letter(tmp_path: Path, body: bytes) -> None:
     desk = Desk(tmp_path)
     desk.files.put(line_name(9), body, durable=False)
-    line = DirectLine(desk.files, "ns", AheadClock())
+    line = DirectLine(desk.files, "ns", MovableClock())
     requester = Requester(desk.mailbox, desk.clock, lambda: "c1", 1_000, line=line)
     assert requester.ask(InitProducer()) == ProducerDone(7, 0)
     assert desk.letters == [("c1", 1, 1)]
@@ -393,7 +394,7 @@ def test_letter_on_line_and_in_mailbox_is_decided_once(led: tuple[Connection, Se
     assert lines is not None
     topic, client_id = new_name("once"), "c1"
     body = letter_of(client_id, 1, topic)
-    line = DirectLine(mq.namespace.files, mq.namespace.namespace_id, AheadClock())
+    line = DirectLine(mq.namespace.files, mq.namespace.namespace_id, MovableClock())
     if carriers == "mailbox first":
         put_letter(mq.namespace.mailbox, client_id, 1, body)
         assert sequencer.step().letters == 1
@@ -420,8 +421,8 @@ def test_a_letter_whose_answer_is_lost_before_a_long_sleep_is_decided_once(led: 
     """The leader forgets the client meanwhile. It would take the first letter for one of a new client."""
     mq, sequencer = led
     table = sequencer._term.lines.table  # type: ignore[union-attr]
-    clock, files, ids = AheadClock(), mq.namespace.files, iter(("c1", "c2", "c3"))
-    line = DirectLine(files, mq.namespace.namespace_id, AheadClock())
+    clock, files, ids = MovableClock(), mq.namespace.files, iter(("c1", "c2", "c3"))
+    line = DirectLine(files, mq.namespace.namespace_id, MovableClock())
     requester = Requester(mq.namespace.mailbox, clock, lambda: next(ids), 30_000, line=line)
 
     def lose_answer(letter: LineLetter, body: bytes) -> None:
@@ -448,7 +449,7 @@ def test_a_leader_that_resigns_closes_its_lines_before_it_projects(
     mq, sequencer = led
     term = sequencer._term
     assert term is not None
-    line = DirectLine(mq.namespace.files, mq.namespace.namespace_id, AheadClock())
+    line = DirectLine(mq.namespace.files, mq.namespace.namespace_id, MovableClock())
     answers: list[tuple[bool, Answer | None]] = []
     body = letter_of("c1", 1, new_name("t"))
     sender = threading.Thread(target=lambda: answers.append(line.exchange("c1", 1, body, 30_000)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from clocks import AheadClock, ManualClock
+from clocks import ManualClock
 from unit.line_peers import PATIENCE_S
 from unit.served import CONFIG, new_name, new_topic
 from unit.test_direct_line import letter_of
@@ -27,6 +27,7 @@ from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage.coordination.step_objects import step_name
 from lakemq.tables.storage.object_stores import inotify
+from lakemq.testing import MovableClock
 
 FAR_MS = 20_000
 """A pause between looks that no test waits for."""
@@ -147,7 +148,7 @@ class Following:
 
     def __init__(self, mq: lakemq.Connection) -> None:
         self.mq, self.fails_at = mq, ""
-        self.clock = AheadClock()
+        self.clock = MovableClock()
         ids = iter(range(1, 1000)).__next__
         self.sequencer = Sequencer(mq.namespace, "leader", self.clock, ids, crash_point=self._reach, has_lines=True)
         assert self.sequencer.try_lead()
@@ -377,7 +378,7 @@ class SilentLine:
     def close(self) -> None: ...
 
 
-class PatientClock(AheadClock):
+class PatientClock(MovableClock):
     """A clock on which only its event ends a wait soon."""
 
     def wait(self, event: threading.Event, ms: float) -> bool:

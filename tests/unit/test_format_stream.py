@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from clocks import AheadClock
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from unit.served import new_name, new_topic, read_committed_offset, served
 
@@ -25,6 +24,7 @@ from lakemq.errors import (
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
+from lakemq.testing import MovableClock
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +101,7 @@ def test_repeated_first_batch_has_the_same_messages(mq: Connection, topic: str, 
 
 
 def test_repeated_batch_has_the_messages_that_expired_since(query: Any, tmp_path: Path) -> None:
-    clock, checkpoint = AheadClock(), list[str]()
+    clock, checkpoint = MovableClock(), list[str]()
     with served(tmp_path, clock) as mq:
         topic = new_topic(mq)
         options = {"path": mq.namespace.path, "subscribe": topic, "startingOffsets": "earliest"}

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from clocks import AheadClock
 from unit.served import CONFIG, new_topic
 
 import lakemq
@@ -17,6 +16,7 @@ from lakemq.engine.client.publish import arrow
 from lakemq.engine.client.publish.arrow import find_last_version
 from lakemq.engine.client.rows.placing import SortedRows
 from lakemq.engine.namespace.data_file import file_name
+from lakemq.testing import MovableClock
 
 
 def read_footers(mq: Connection, topic: str) -> list[pq.FileMetaData]:
@@ -111,7 +111,7 @@ def test_repeat_of_a_version_writes_no_file(tmp_path: Path) -> None:
 
 
 def test_reader_that_moves_to_a_newer_watermark_keeps_versions_that_no_table_has(tmp_path: Path) -> None:
-    clock, rows = AheadClock(), pa.table({"value": ["x"]})
+    clock, rows = MovableClock(), pa.table({"value": ["x"]})
     config = {**CONFIG, "project.interval.ms": 600_000}
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, mq.serving():
         mq.topics.create("t")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clocks import AheadClock
 from unit.line_peers import LEASE_MS, PATIENCE_S
 from unit.served import CONFIG, new_name, new_topic, until
 from unit.test_attendance import SESSION_MS, Scene
@@ -38,6 +37,7 @@ from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.beats import Beats
 from lakemq.tables.storage.object_stores.files import LocalFiles
+from lakemq.testing import MovableClock
 
 INTERVAL_MS = 200
 
@@ -149,7 +149,7 @@ class LineScene(Scene):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.clock = AheadClock()  # a clock for both, which goes on
+        self.clock = MovableClock()  # a clock for both, which goes on
         path, now_ms = str(folder / "beats.sock"), self.clock.steady_ms()
         listeners = [LineListener(sockets.listen_unix(path))]
         self.lines = LineServer(listeners, self.files, ADDRESS, 10**9, now_ms, threading.Event(), self.clock)
@@ -325,7 +325,7 @@ class LeaderThatEnds:
 def test_a_leader_that_does_not_answer_holds_up_no_object(tmp_path: Path) -> None:
     """The machine of the leader is gone, so connecting again takes its whole timeout."""
     files, dialer = LocalFiles(str(tmp_path)), LeaderThatEnds()
-    thread = HeartbeatThread(Beats(files), lambda: "ab", lambda: FollowLine(dialer, lambda: "x", AheadClock()))  # type: ignore[arg-type]
+    thread = HeartbeatThread(Beats(files), lambda: "ab", lambda: FollowLine(dialer, lambda: "x", MovableClock()))  # type: ignore[arg-type]
     heartbeat = thread.add("g", "m", 300_000)
     dialer.answer_and_end()
     until(lambda: list(files.list("beats")) == ["beats/ab-0000000002"])

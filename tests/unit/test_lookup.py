@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from clocks import AheadClock
 from unit.served import CONFIG, until
 
 import lakemq
@@ -28,6 +27,7 @@ from lakemq.tables.specs.topics import SEGMENT_SCHEMA, SEGMENTS, SegmentRow
 from lakemq.tables.storage.delta.commits import NewFile, compute_statistics
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import LocalFiles
+from lakemq.testing import MovableClock
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -205,7 +205,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 def test_follower_moves_to_newer_watermarks_without_loading_again(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, between_looks_ms: int
 ) -> None:
-    clock = AheadClock()
+    clock = MovableClock()
     follower = Reader(mq.namespace.store, clock)
     follower.refresh()
 
@@ -236,7 +236,7 @@ def test_follower_moves_to_newer_watermarks_without_loading_again(
 def test_reader_that_looks_rarely_loads_if_too_many_steps_have_come(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, most_followed: int, load_count: int
 ) -> None:
-    clock, loads, load_state = AheadClock(), list[object](), log_reader.load_state
+    clock, loads, load_state = MovableClock(), list[object](), log_reader.load_state
     follower = Reader(mq.namespace.store, clock)
     follower.refresh()
     for _ in range(3):
@@ -297,7 +297,7 @@ def test_offsets_that_stay_away_are_deleted_or_damage(
         mq.topics.delete_records("t", {0: 1})
     find = log_reader._View.find
     monkeypatch.setattr(log_reader._View, "find", lambda *arguments: find(*arguments).slice(0, 0))
-    follower = Reader(mq.namespace.store, AheadClock())
+    follower = Reader(mq.namespace.store, MovableClock())
     topic = follower.refresh().topic("t")
     error = OffsetOutOfRange if deleted_meanwhile else TableDamaged
     with pytest.raises(error, match="deleted meanwhile" if deleted_meanwhile else "2 offsets of t are in no row"):
@@ -307,7 +307,7 @@ def test_offsets_that_stay_away_are_deleted_or_damage(
 def test_follower_of_an_idle_namespace_reads_no_newer_watermark(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = AheadClock()
+    clock = MovableClock()
     follower = Reader(mq.namespace.store, clock)
     mq.publish("t", pa.table({"value": ["0"]}))
     step = mq.state().step

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from clocks import AheadClock
 from msgspec.structs import replace
 from obstore.store import LocalStore
 from s3_server import SECRET_KEY, S3Server
@@ -56,6 +55,7 @@ from lakemq.engine.sequencer.letters.line_table import LineListener
 from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.sockets import line_name, list_lines
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles
+from lakemq.testing import MovableClock
 
 # -- settings -----------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ def announce(leader: TcpLeader, **changes: Any) -> DirectLine:
     """Put the line object of this leader, changed, and return a client's line."""
     address = msgspec.structs.replace(leader.address, **changes)
     leader.files.put(line_name(address.epoch), encode_address(address), durable=False)
-    return DirectLine(leader.files, "ns", AheadClock())
+    return DirectLine(leader.files, "ns", MovableClock())
 
 
 def answer_letters(leader: TcpLeader, count: int) -> threading.Thread:
@@ -265,7 +265,7 @@ def test_a_name_that_is_not_resolved_in_time_holds_up_no_letter(monkeypatch: pyt
 
 def open_lines(files: Files) -> Any:
     """Open the lines of a leader on this machine."""
-    clock, settings = AheadClock(), LineSettings("127.0.0.1", 0, "127.0.0.1", 0)
+    clock, settings = MovableClock(), LineSettings("127.0.0.1", 0, "127.0.0.1", 0)
     return open_term_lines(files, "ns", 1, 60_000, clock.steady_ms(), threading.Event(), clock, settings)
 
 
@@ -300,7 +300,7 @@ def test_a_port_that_is_taken_leaves_the_other_lines_and_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line_opener, "AGAIN_S", 0.05)
-    files, clock = LocalFiles(str(tmp_path)), AheadClock()
+    files, clock = LocalFiles(str(tmp_path)), MovableClock()
     taken = take_port()
     settings = LineSettings("127.0.0.1", taken.getsockname()[1], "127.0.0.1", 0)
     lines = open_term_lines(files, "ns", 1, 60_000, clock.steady_ms(), threading.Event(), clock, settings)
@@ -327,7 +327,7 @@ def test_a_port_that_is_taken_leaves_the_other_lines_and_is_tried_again(
 
 
 def test_a_port_that_is_taken_until_the_term_ends_leaves_nothing(tmp_path: Path) -> None:
-    files, clock = LocalFiles(str(tmp_path)), AheadClock()
+    files, clock = LocalFiles(str(tmp_path)), MovableClock()
     taken = sockets.listen_tcp("127.0.0.1", 0)
     settings = LineSettings("127.0.0.1", taken.getsockname()[1], "127.0.0.1", 0)
     lines = open_term_lines(files, "ns", 1, 60_000, clock.steady_ms(), threading.Event(), clock, settings)
@@ -366,7 +366,7 @@ def test_clients_of_a_store_look_for_a_line_ever_less_often(
 ) -> None:
     """A look is a request to the store. `line.listen` may be off for good."""
     looks: list[int] = []
-    clock = AheadClock()
+    clock = MovableClock()
     line = DirectLine(files, "ns", clock)
 
     def note_look(looked_in: Files) -> list[str]:
@@ -386,7 +386,7 @@ def test_clients_of_a_store_look_for_a_line_ever_less_often(
 def test_a_line_that_fails_is_tried_again_soon_and_then_less_often(files: ObjectFiles) -> None:
     address = LineAddress("ns", 1, "token", "", "127.0.0.1", 1)  # nothing listens there
     files.put(line_name(1), encode_address(address), durable=False)
-    clock = AheadClock()
+    clock = MovableClock()
     line = DirectLine(files, "ns", clock)
     for number in range(8):
         assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
@@ -432,4 +432,4 @@ class ReadOnlyFiles(LocalFiles):
 def test_client_without_permission_to_write_publishes_nothing(leader: TcpLeader) -> None:
     """It reads the line object with the token, and cannot put its proof."""
     announce(leader).close()
-    check_nothing_is_sent(leader, DirectLine(ReadOnlyFiles(str(leader.folder)), "ns", AheadClock()))
+    check_nothing_is_sent(leader, DirectLine(ReadOnlyFiles(str(leader.folder)), "ns", MovableClock()))

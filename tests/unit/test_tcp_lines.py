@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from clocks import AheadClock, HastyClock
+from clocks import HastyClock
 from unit.line_peers import LEASE_MS, PATIENCE_S, LineClient, until
 from unit.served import CONFIG
 from unit.tcp_lines import TcpLeader
@@ -39,6 +39,7 @@ from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
 from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.sockets import ABANDONED_AFTER_MS, line_name, put_proof, remove_abandoned_proofs
 from lakemq.tables.storage.object_stores.files import LocalFiles
+from lakemq.testing import MovableClock
 
 
 @pytest.fixture
@@ -452,7 +453,7 @@ class FailingFiles(LocalFiles):
 
 
 def open_lines(files: LocalFiles) -> LineServer:
-    clock = AheadClock()
+    clock = MovableClock()
     lines = line_opener.open_term_lines(files, "ns", 1, LEASE_MS, clock.steady_ms(), threading.Event(), clock)
     assert lines is not None
     return lines

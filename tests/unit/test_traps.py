@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from clocks import AheadClock
 from unit.desk import Desk
 from unit.served import new_name, new_topic, now_ms, values
 
@@ -41,6 +40,7 @@ from lakemq.errors import (
     StorageError,
     TopicAlreadyExists,
 )
+from lakemq.testing import MovableClock
 
 # -- times ----------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ def test_no_publish_warns_where_retention_ignores_its_times(mq: Connection, topi
 def test_a_wrong_clock_of_a_client_changes_no_delay_and_lets_retention_delete_nothing(
     mq: Connection, ahead_ms: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, topic = AheadClock(), new_name("t")
+    clock, topic = MovableClock(), new_name("t")
     clock.ahead_ms = ahead_ms
     mq.topics.create(topic, config={"retention.ms": DAY_MS // 24})
     begun_ms = now_ms() - 20  # a disk's clock stands still for some milliseconds

@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from clocks import AheadClock
 from typer.testing import CliRunner
 from unit.consuming import take_messages, texts
 from unit.served import new_name, new_topic, served, until, values
@@ -24,9 +23,10 @@ from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import FileTruncated, InvalidConfig, InvalidRecord
 from lakemq.jobs.cli import app
 from lakemq.tables.specs.messages import MAX_TTL_MS
+from lakemq.testing import MovableClock
 
 LONG_MS, SHORT_MS = 3_600_000, 20_000
-CLOCK = AheadClock()
+CLOCK = MovableClock()
 """The clock of the namespace. It goes ahead when messages are to expire, and sessions of members are longer."""
 
 
@@ -40,10 +40,8 @@ def read_all_values(mq: Connection, topic: str) -> list[str]:
     return texts(mq.fetch(topic, include_expired=True))
 
 
-def age(mq: Connection, ms: int = SHORT_MS) -> None:
-    """Let the clock go ahead, and take a step after it: expiry is judged by the time of the newest step."""
-    CLOCK.ahead_ms += ms + 1
-    mq.topics.create(new_name("later"), 1)
+def age(ms: int = SHORT_MS) -> None:
+    CLOCK.advance(seconds=(ms + 1) / 1000)
 
 
 def publish_with_a_producer(mq: Connection, topic: str) -> None:
@@ -86,7 +84,7 @@ def test_expired_messages_are_skipped_however_they_were_published(mq: Connection
     topics = [new_topic(mq) for _ in publishes]
     for publish, topic in zip(publishes, topics, strict=True):
         publish(mq, topic)
-    age(mq)
+    age()
     for publish, topic in zip(publishes, topics, strict=True):
         fetched = mq.fetch(topic)
         assert texts(fetched) == ["long"], publish
@@ -103,7 +101,7 @@ def test_topic_sets_the_ttl_of_messages_without_their_own(mq: Connection) -> Non
     mq.publish(topic, pa.table({"value": ["plain"]}))
     mq.topics.alter(topic, {"ttl.ms": -1})  # of messages published from now on
     mq.publish(topic, pa.table({"value": ["for ever"]}))
-    age(mq)
+    age()
     assert values(mq, topic) == ["own", "for ever"]
 
 
@@ -113,9 +111,9 @@ def test_ttl_of_a_delayed_message_counts_from_its_release(mq: Connection) -> Non
     mq.topics.alter(topic, {"delay.slot.ms": 10})
     mq.delayed.schedule(topic, "short", delay_ms=30_000, ttl_ms=SHORT_MS)
     mq.delayed.schedule(topic, "long", delay_ms=30_000, ttl_ms=LONG_MS)
-    age(mq, 30_000)
+    age(30_000)
     until(lambda: values(mq, topic) == ["short", "long"])
-    age(mq)
+    age()
     assert values(mq, topic) == ["long"]
 
 
@@ -123,7 +121,7 @@ def test_fetched_messages_stay_the_same_after_they_expire(mq: Connection) -> Non
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": ["a", "b"], "ttl_ms": [SHORT_MS, None]}))
     fetched = mq.fetch(topic)
-    age(mq)
+    age()
     assert texts(fetched) == ["a", "b"]
     assert [message.value for message in fetched] == [b"a", b"b"]
 
@@ -138,7 +136,7 @@ def test_poll_returns_the_message_behind_thousands_of_expired_ones(mq: Connectio
     expired_rows = {"partition": [n % 2 for n in range(9_000)], "value": ["gone"] * 9_000, "ttl_ms": [SHORT_MS] * 9_000}
     mq.publish(topic, pa.table(expired_rows))
     mq.publish(topic, pa.table({"partition": [0, 0, 1], "value": ["a", "b", "c"]}))
-    age(mq)
+    age()
     assignment: dict[str, Any] = {"assign": [(topic, 0), (topic, 1)]} if protocol is None else {"topics": [topic]}
     with mq.consumer(group, auto_offset_reset="earliest", **assignment) as consumer:
         first: list[Any] = []
@@ -152,7 +150,7 @@ def test_poll_skips_expired_messages_up_to_max_records(mq: Connection) -> None:
     topic, size = new_topic(mq), 40
     lives = [SHORT_MS if n % 5 else None for n in range(size)]
     mq.publish(topic, pa.table({"value": [str(n) for n in range(size)], "ttl_ms": pa.array(lives, pa.int64())}))
-    age(mq)
+    age()
     with mq.consumer(new_name("g"), assign=[(topic, 0)]) as consumer:
         consumer.seek(topic, 0, 1)
         offsets = []
@@ -178,7 +176,7 @@ def member(mq: Connection, topic: str, group: str) -> QueueConsumer:
 def test_queue_makes_an_expired_message_a_dead_letter(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.publish(topic, pa.table({"value": ["a", "b", "c"], "ttl_ms": [None, SHORT_MS, None]}))
-    age(mq)
+    age()
     with member(mq, topic, group) as consumer:
         messages = take_messages(consumer, 2)
         assert [message.value for message in messages] == [b"a", b"c"]
@@ -189,11 +187,11 @@ def test_queue_makes_an_expired_message_a_dead_letter(mq: Connection) -> None:
     headers = dict(next(iter(mq.fetch(f"{topic}.dlq"))).headers)
     assert (headers["dead-letter.reason"], headers["dead-letter.offset"]) == (DeathReason.EXPIRED.value.encode(), b"1")
     assert mq.groups.describe(group).expired == 1
-    age(mq)  # as a dead letter it has no time to live
+    age()  # as a dead letter it has no time to live
     assert values(mq, f"{topic}.dlq") == ["b"]
     mq.dead_letters.redrive(f"{topic}.dlq")  # and then as long as before
     assert read_all_values(mq, topic)[-1:] == ["b"]
-    age(mq)
+    age()
     assert values(mq, topic) == ["a", "c"]
 
 
@@ -208,7 +206,7 @@ def test_returned_message_expires_before_its_redelivery(mq: Connection) -> None:
         consumer.flush()
         mq.publish(topic, pa.table({"value": ["next"]}))
         assert [message.value for message in take_messages(consumer, 1)] == [b"next"]
-        age(mq, ttl_ms)
+        age(ttl_ms)
         until(lambda: not consumer.poll(timeout_ms=20) and mq.groups.describe(group).expired == 1)
 
 
@@ -217,7 +215,7 @@ def test_returned_message_expires_before_its_redelivery(mq: Connection) -> None:
 def test_transaction_commits_a_batch_with_expired_messages(mq: Connection) -> None:
     topic, group, out = new_topic(mq), new_name("g"), new_topic(mq)
     mq.publish(topic, pa.table({"value": ["a", "b", "c"], "ttl_ms": [None, SHORT_MS, None]}))
-    age(mq)
+    age()
     with member(mq, topic, group) as consumer:
         until(lambda: bool(batch := consumer.poll(timeout_ms=20)) and _copy_batch(mq, batch, out))
         until(lambda: mq.groups.describe(group).lag == 0)
@@ -239,7 +237,7 @@ def _copy_batch(mq: Connection, batch: Any, out: str) -> bool:
 def test_views_show_expired_messages_with_their_time(mq: Connection) -> None:
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": ["a", "b"], "ttl_ms": [SHORT_MS, None]}))
-    age(mq)
+    age()
     query = f"SELECT expires_at IS NULL FROM log_committed WHERE topic = '{topic}' ORDER BY 1"
     until(lambda: list(run_query(mq.namespace, query)[1]) == [(False,), (True,)])
 
@@ -292,7 +290,7 @@ def test_pieces_continue_after_a_piece_that_has_expired(mq: Connection) -> None:
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": [str(i) for i in range(3000)]}), ttl_ms=SHORT_MS)
     mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
-    age(mq)
+    age()
     fetched: FetchResult = mq.fetch(topic)
     assert [v for piece in fetched.pieces() for v in piece["value"].to_pylist()] == [b"a", b"b", b"c"]
     assert [v for piece in fetched.pieces(limit=2) for v in piece["value"].to_pylist()] == [b"a", b"b"]
@@ -317,7 +315,7 @@ def publish_unreadable(mq: Connection, topic: str) -> Path:
     mq.publish(topic, pa.table({"value": ["x" * 3000]}), ttl_ms=SHORT_MS)
     (file_id,) = mq.fetch(topic, include_expired=True).plan.segments.column("file_id").to_pylist()
     file = Path(mq.namespace.files.root, file_name(file_id))
-    age(mq)
+    age()
     return file.rename(file.with_suffix(".away"))
 
 

@@ -14,7 +14,7 @@ from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle, sel
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
 from ...protocol.values.assignments import TopicIdPartition
-from ...protocol.values.deliveries import Deliveries
+from ...protocol.values.deliveries import Deliveries, DeliveryPolicy
 from ...protocol.values.state import State
 from ...protocol.values.stretches import DeliveryStatus
 from ..offsets import TopicPartition
@@ -136,6 +136,24 @@ def list_partition_lags(state: State, group: str) -> list[PartitionLag]:
     topic_partitions = state.existing_partitions({*state.list_group_partitions(group), *pending})
     lags = [_describe_lag(state, group, tp, pending.get(tp)) for tp in topic_partitions]
     return sorted(lags, key=lambda lag: (lag.topic, lag.partition))
+
+
+def is_idle(state: State, name: str, now_ms: int) -> bool:
+    """Return whether a group has partitions, and nothing to do in them: what is left waits for its time."""
+    topic_partitions = state.existing_partitions(set(state.list_group_partitions(name)))
+    return bool(topic_partitions) and not any(_has_work(state, name, tp, now_ms) for tp in topic_partitions)
+
+
+def _has_work(state: State, name: str, tp: TopicIdPartition, now_ms: int) -> bool:
+    progress = find_progress(state, name, tp)
+    if not progress.count_remaining(progress.end):
+        return False
+    if progress.deliveries is None:
+        return True
+    at_rest = (DeliveryStatus.WAITING, DeliveryStatus.ACKNOWLEDGED)
+    policy = DeliveryPolicy.from_group(state.groups[name])
+    is_held = any(stretch.status not in at_rest for stretch in progress.deliveries.stretches)
+    return is_held or bool(progress.deliveries.next_ranges(policy, progress.end, 1, now_ms))
 
 
 def _describe_lag(state: State, name: str, tp: TopicIdPartition, pending: str | None) -> PartitionLag:
