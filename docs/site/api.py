@@ -57,6 +57,17 @@ API_PAGES: dict[str, ApiPage] = {
         ),
         "`mq.consumer(...)` returns a consumer: of assigned partitions, of a group, or of a queue group.",
     ),
+    "api/aio.md": ApiPage(
+        "asyncio",
+        (
+            "lakemq.aio.connect",
+            "lakemq.aio.AsyncConnection",
+            "lakemq.aio.AsyncProducer",
+            "lakemq.aio.AsyncConsumer",
+            "lakemq.aio.AsyncQueueConsumer",
+        ),
+        "`async with lakemq.aio.connect(path) as mq` gives the connection.",
+    ),
     "api/testing.md": ApiPage(
         "Testing",
         (

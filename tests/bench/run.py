@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import asyncio_sends
 import far_delays
 import followers
 import groups
@@ -29,6 +30,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "spark": lambda quick: with_spark.run(100_000 if quick else 2_000_000, 1 if quick else 5),
     "python": lambda quick: without_jvm.run(100_000 if quick else 2_000_000),
     "latency": lambda quick: latency.run(60 if quick else 400, 80 if quick else 1000, 8, 2 if quick else 10),
+    "asyncio": lambda quick: asyncio_sends.run(*((5, 1) if quick else (100, 5))),
     "followers": lambda quick: followers.run(*((20, 1) if quick else (200, 5))),
     "take-over": lambda quick: take_over.run(*((1, 100) if quick else (5, 10_000))),
     "groups": lambda quick: groups.run(100_000 if quick else 5_000_000),

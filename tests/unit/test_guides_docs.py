@@ -87,6 +87,10 @@ def test_program_of_tracing_prints_its_output(tmp_path: Path) -> None:
     assert [run_as_process(join_python("tracing.md"), tmp_path)] == read_blocks("tracing.md", "text")
 
 
+def test_first_program_of_asyncio_prints_its_output(tmp_path: Path) -> None:
+    assert [run_program(read_blocks("asyncio.md", "python")[0], tmp_path)] == read_blocks("asyncio.md", "text")
+
+
 # -- concepts and SQL -----------------------------------------------------------------------------------
 
 

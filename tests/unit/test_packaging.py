@@ -139,7 +139,7 @@ def test_users_get_the_types_of_the_installed_wheel(installed: Path, tmp_path: P
     program = tmp_path / "program.py"
     assert Path(find_site_packages(installed), "lakemq/py.typed").exists()
     right = """
-import lakemq
+import lakemq.aio
 
 mq: lakemq.Connection = lakemq.connect('data/mq')
 reveal_type(mq)
@@ -149,6 +149,9 @@ reveal_type(mq.consumer('g', assign=['t', ('u', 0)]))
 reveal_type(mq.producer(linger_ms=0, acks='all'))
 reveal_type(mq.producer('shop', on_error='fail'))
 reveal_type(lakemq.errors.NotLeader)
+aio: lakemq.aio.AsyncConnection
+reveal_type(aio.consumer('g', topics=['t']))
+reveal_type(aio.producer().send('t', 'v'))
 """
     wrong = """mq.topics.create(7)
 mq.consumer('g', topics='orders')
@@ -163,6 +166,9 @@ mq.producer(acks='1')
 mq.producer().commit_transaction()
 mq.stream('g', topics=['t'], assign=['t'])
 mq.fetch('t', isolation='committed')
+aio.consumer('g', topics='orders')
+aio.consumer('g', topics=['t'], protocol='classic').nack(1)
+aio.producer(lingerms=5)
 """
     program.write_text(right + wrong)
     options = ["--ignore-missing-imports", "--python-executable", str(installed), str(program)]
@@ -170,7 +176,15 @@ mq.fetch('t', isolation='committed')
     said = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False).stdout.splitlines()
     names = [line.rpartition(".")[2].partition('"')[0] for line in said if "Revealed type" in line]
     consumers = ["QueueConsumer", "GroupConsumer", "AssignedConsumer"]
-    assert names == ["Connection", *consumers, "Producer", "TransactionalProducer", "NotLeader"]
+    assert names == [
+        "Connection",
+        *consumers,
+        "Producer",
+        "TransactionalProducer",
+        "NotLeader",
+        "AsyncQueueConsumer",
+        "RecordFuture",
+    ]
     refused = {int(line.split(":")[1]) for line in said if ": error" in line}
     assert refused == {right.count("\n") + 1 + number for number in range(wrong.count("\n"))}
 

@@ -135,6 +135,11 @@ class ConsumerBatch(ProcessBound):
         """The number of messages."""
         return sum(part.record_count for part in self._parts)
 
+    def load(self) -> None:
+        """Read all messages now, as `FetchResult.load` does."""
+        for part in self._parts:
+            part.load()
+
     def to_arrow(self, parse: bool = False) -> pa.Table:
         """Return all messages by topic, partition and offset, with the columns of Spark's Kafka source.
 

@@ -83,6 +83,7 @@ class FetchResult(ProcessBound):
         self._schema, self.find_schema = schema, find_schema
         self._namespace, self.plan, self._spark, self._replan = namespace, plan, spark, replan
         self._cache = cache
+        self._table: pa.Table | None = None
 
     def with_schema(self, schema: SchemaRule) -> FetchResult:
         """Return the same result, with values that are parsed by the schema."""
@@ -130,7 +131,11 @@ class FetchResult(ProcessBound):
             FileTruncated: messages are missing or damaged.
             StorageError: the store failed.
         """
-        return self._read(self.plan)
+        return self._read(self.plan) if self._table is None else self._table
+
+    def load(self) -> None:
+        """Read all messages now, so that nothing is read when they are asked for. Raises what `to_arrow` raises."""
+        self._table = self.to_arrow()
 
     def pieces(self, limit: int | None = None, target_bytes: int = 16 << 20) -> Iterator[pa.Table]:
         """Yield the messages in order, in tables of bounded size.

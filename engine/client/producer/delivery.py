@@ -6,7 +6,8 @@ import logging
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -322,16 +323,36 @@ def run_callbacks(calls: deque[Callable[[], object]], log_failure: Callable[[Bas
         raise interrupt
 
 
-class RecordFuture:
-    """The future position of a record, or its error. Timeouts are in seconds, as in `concurrent.futures`."""
+class RecordFuture(Future[RecordMetadata]):
+    """The future position of a record, or its error. Timeouts are in seconds, as in `concurrent.futures`.
+
+    It can be awaited, and given to `asyncio.wrap_future`. It cannot be cancelled: the record is sent in any case. Its
+    batch keeps the state, so `concurrent.futures.wait` does not know it.
+    """
 
     __slots__ = ("_batch", "_index")
 
     def __init__(self, batch: Batch, index: int) -> None:
         self._batch, self._index = batch, index
 
+    __repr__ = object.__repr__
+
     def done(self) -> bool:
         return self._batch.is_settled
+
+    def running(self) -> bool:
+        return not self._batch.is_settled
+
+    def cancel(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        import asyncio  # few producers await
+
+        return asyncio.wrap_future(self).__await__()
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the record is published, and return where it is.
