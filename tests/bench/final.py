@@ -1,0 +1,111 @@
+"""`final_messages` beside a plain Delta table of the same rows, and fetches of its files beside a bare scan."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from figures import Figure, measure_in_turn, median
+from pyspark.sql import DataFrame, SparkSession
+from with_spark import PARTITIONS, messages
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.plan import beginning_offsets, end_offsets, plan_fetch
+from lakemq.engine.namespace.data_file import file_name
+from lakemq.spark import spark_session
+
+TOPICS = 8
+QUERIES = {
+    "count": "SELECT count(*) FROM {table}",
+    "sum of lengths": "SELECT sum(length(value)) FROM {table}",
+    f"one topic of {TOPICS}": "SELECT sum(length(value)), max(timestamp) FROM {table} WHERE topic = 't0'",
+    "1,000 offsets": "SELECT sum(length(value)) FROM {table} "
+    "WHERE topic = 't0' AND partition = 1 AND offset BETWEEN 1000 AND 1999",
+}
+VIEW_TARGETS = {"sum of lengths": 0.85, f"one topic of {TOPICS}": 0.6}
+
+
+def publish_and_wait(spark: SparkSession, mq: Connection, count: int) -> tuple[float, float]:
+    """Publish to all topics; return the seconds until all is final, and the seconds of processor time of that."""
+    source = messages(spark, count // TOPICS, 92).cache()
+    source.count()
+    for number in range(TOPICS):
+        mq.topics.create(f"t{number}", PARTITIONS)
+        mq.publish(f"t{number}", source)
+    started_s, processor_s = time.perf_counter(), time.process_time()
+    while any((topic.final_offsets < topic.last_stable_offsets).any() for topic in mq.state().topics.values()):
+        time.sleep(0.1)
+    return time.perf_counter() - started_s, time.process_time() - processor_s
+
+
+def compare(other: Callable[[], object], ours: Callable[[], object], rounds: int) -> float:
+    """Return the median seconds of the other action over those of ours."""
+    other(), ours()
+    theirs_s, ours_s = measure_in_turn([other, ours], rounds)
+    return median(theirs_s) / median(ours_s)
+
+
+def read_published(mq: Connection, topic: str) -> None:
+    """Fetch a topic from the files that were published."""
+    with mq._fetcher.look() as reader:
+        as_of = reader.state.topic(topic)
+        ends = end_offsets(as_of, "read_committed")
+        plan = plan_fetch(reader, as_of, "read_committed", beginning_offsets(as_of), ends, reads_final=False)
+    mq._fetcher.open_plan(plan).to_arrow()
+
+
+def copy_stream(stream: DataFrame, checkpoint: Path) -> None:
+    """Read all of a stream."""
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    writer = stream.selectExpr("key", "value", "offset").writeStream.format("noop")
+    writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+
+
+def run(count: int, rounds: int) -> Iterator[Figure]:
+    folder = Path(tempfile.mkdtemp(prefix="lakemq-bench-"))
+    spark = spark_session(master="local[2]", app_name="bench")
+    try:
+        path, plain = folder / "mq", folder / "plain"
+        with lakemq.connect(str(path), spark=spark, create=True, config={"final.interval.ms": 1000}) as mq:
+            with mq.serving():
+                _, processor_s = publish_and_wait(spark, mq, count)
+                rate = count / processor_s / 1e6
+                yield Figure("finalizing", rate, "M rows/s and core", 0.8, ">=", "with the projection of the publishes")
+            final = spark.read.table(f"{path.name}.final_messages")
+            final.write.format("delta").partitionBy("topic").save(str(plain))
+
+            def query(text: str, table: str) -> Callable[[], object]:
+                return lambda: spark.sql(text.format(table=table)).collect()
+
+            for name, text in QUERIES.items():
+                of_plain = query(text, f"delta.`{plain}`")
+                ratio = compare(of_plain, query(text, f"{path.name}.final_messages"), rounds)
+                yield Figure(f"final_messages over a plain Delta table: {name}", ratio, "ratio", 0.95, ">=")
+                if name in VIEW_TARGETS:
+                    ratio = compare(of_plain, query(text, f"{path.name}.log_committed"), rounds)
+                    target = VIEW_TARGETS[name]
+                    yield Figure(f"log_committed over a plain Delta table: {name}", ratio, "ratio", target, ">=")
+            streams = (
+                spark.readStream.format("delta").load(str(plain)),
+                spark.readStream.table(f"{path.name}.final_messages"),
+            )
+            copies = [lambda stream=stream: copy_stream(stream, folder / "checkpoint") for stream in streams]
+            yield Figure("native stream over one of a plain table", compare(*copies, rounds), "ratio", 0.95, ">=")
+            fetched = mq.fetch("t0")
+            names = {file_name(file_id, "t0") for file_id in fetched.plan.segments.column("file_id").to_pylist()}
+
+            def total(rows: DataFrame) -> object:
+                return rows.selectExpr("sum(length(key) + length(value))", "max(timestamp)", "count(*)").collect()
+
+            def scan() -> object:
+                return total(spark.read.parquet(*(str(path / name) for name in names)))
+
+            ratio = compare(scan, lambda: total(mq.fetch("t0").to_spark()), rounds)
+            yield Figure("fetch of final rows in Spark over a bare scan", ratio, "ratio", 0.95, ">=")
+            ratio = compare(lambda: read_published(mq, "t0"), lambda: mq.fetch("t0").to_arrow(), rounds)
+            yield Figure("fetch in Arrow of final rows over published ones", ratio, "ratio", 1, ">=")
+    finally:
+        spark.stop()
+        shutil.rmtree(folder, ignore_errors=True)
