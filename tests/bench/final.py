@@ -27,17 +27,20 @@ QUERIES = {
 VIEW_TARGETS = {"sum of lengths": 0.85, f"one topic of {TOPICS}": 0.6}
 
 
-def publish_and_wait(spark: SparkSession, mq: Connection, count: int) -> tuple[float, float]:
-    """Publish to all topics; return the seconds until all is final, and the seconds of processor time of that."""
+def publish_and_wait(spark: SparkSession, mq: Connection, count: int) -> float:
+    """Publish to all topics, and wait until all is final. Return the processor time of the sequencer's process, in s.
+
+    Spark publishes in other processes.
+    """
     source = messages(spark, count // TOPICS, 92).cache()
     source.count()
+    started_s = time.process_time()
     for number in range(TOPICS):
         mq.topics.create(f"t{number}", PARTITIONS)
         mq.publish(f"t{number}", source)
-    started_s, processor_s = time.perf_counter(), time.process_time()
     while any((topic.final_offsets < topic.last_stable_offsets).any() for topic in mq.state().topics.values()):
         time.sleep(0.1)
-    return time.perf_counter() - started_s, time.process_time() - processor_s
+    return time.process_time() - started_s
 
 
 def compare(other: Callable[[], object], ours: Callable[[], object], rounds: int) -> float:
@@ -70,9 +73,8 @@ def run(count: int, rounds: int) -> Iterator[Figure]:
         path, plain = folder / "mq", folder / "plain"
         with lakemq.connect(str(path), spark=spark, create=True, config={"final.interval.ms": 1000}) as mq:
             with mq.serving():
-                _, processor_s = publish_and_wait(spark, mq, count)
-                rate = count / processor_s / 1e6
-                yield Figure("finalizing", rate, "M rows/s and core", 0.8, ">=", "with the projection of the publishes")
+                rate = count / publish_and_wait(spark, mq, count) / 1e6
+                yield Figure("finalizing", rate, "M rows/s and core", 0.8, ">=", "with all else that a leader does")
             final = spark.read.table(f"{path.name}.final_messages")
             final.write.format("delta").partitionBy("topic").save(str(plain))
 
