@@ -108,6 +108,8 @@ def test_ctrl_c_in_listener_ends_leave_without_answer(tmp_path: Path, call: str)
         with pytest.raises(KeyboardInterrupt):
             getattr(consumer, call)()
         assert time.monotonic() - began_s < 10  # without an answer the request would time out after 30 s
+        with mq.serving():  # the connection waits for the answer when it is closed
+            until(lambda: mq.requester.waited_ms() is None)
 
 
 def test_ctrl_c_in_abort_ends_close_of_producer_without_answer(tmp_path: Path) -> None:
