@@ -20,6 +20,8 @@ from lakemq.jobs.release_delayed import release, sentence
 from lakemq.tables.specs.messages import DELAYED
 from lakemq.testing import MovableClock
 
+SERVED_WITH = {"project.interval.ms": 50}
+
 pytestmark = pytest.mark.slow
 
 
@@ -88,7 +90,7 @@ def test_views_show_waiting_and_ended_delays(tmp_path: Path) -> None:
         mq.publish(topic, pa.table({"value": ["a"]}), delay_ms=0)
         mq.publish(topic, pa.table({"value": ["b"]}), delay_ms=10**9)
         wait_for_messages(mq, topic, 1)
-    with served(tmp_path) as mq:
+    with served(tmp_path, **SERVED_WITH) as mq:
         rows = mq.namespace.store.open(DELAYED).read().sort_by("step").to_pylist()
         newest = {(row["file_id"], row["first_row"]): row for row in rows}
         states = sorted((row["state"], row["released_count"], row["removed"]) for row in newest.values())
