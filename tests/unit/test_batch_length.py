@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from unit.consuming import add
-from unit.served import new_name, new_topic
+from unit.consuming import add, new_group
+from unit.served import new_topic
 
 from lakemq.engine.client.connection import Connection
 
@@ -19,7 +19,7 @@ def check_length(batch: Any, count: int) -> None:
     "protocol", ["cooperative", pytest.param("classic", marks=pytest.mark.extended), "queue", None]
 )
 def test_the_length_of_a_batch_is_its_number_of_messages(mq: Connection, protocol: str | None) -> None:
-    topic, group = new_topic(mq, 2), new_name("g")
+    topic, group = new_topic(mq, 2), new_group(mq, protocol)
     add(mq, topic, {0: 3, 1: 2})
     reads: dict[str, Any] = {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
     with mq.consumer(group, auto_offset_reset="earliest", **reads) as consumer:
