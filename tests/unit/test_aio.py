@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.consuming import add, create_queue_group, read_deliveries, read_texts, texts
+from unit.consuming import add, create_queue_group, new_group, read_deliveries, read_texts, texts
 from unit.served import new_name, new_topic, until, values
 
 import lakemq.aio
@@ -130,7 +130,8 @@ def test_messages_are_polled_acknowledged_given_back_and_rejected(mq: Connection
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "classic"])
-def test_offsets_are_committed(mq: Connection, topic: str, group: str, protocol: Any) -> None:
+def test_offsets_are_committed(mq: Connection, topic: str, protocol: Any) -> None:
+    group = new_group(mq, protocol)
     add(mq, topic, {0: 2})
 
     async def main(connection: lakemq.aio.AsyncConnection) -> None:
