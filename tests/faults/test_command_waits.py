@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from faults.commands import Process, lakemq, values
 from faults.processes import until
-from targets import extended_but
+from targets import nightly_but
 
 UNKNOWN = "Interrupted while waiting for an answer. The outcome is unknown: the request may still take effect."
 
@@ -58,7 +58,7 @@ def test_command_takes_over_from_silent_leader(path: Path, start: Callable[..., 
     assert values(path) == ["1"]
 
 
-@pytest.mark.parametrize("number", extended_but([signal.SIGINT], [signal.SIGTERM, signal.SIGINT]))
+@pytest.mark.parametrize("number", nightly_but([signal.SIGINT], [signal.SIGTERM, signal.SIGINT]))
 def test_a_query_is_interrupted(path: Path, start: Callable[..., Process], number: int) -> None:
     endless = "SELECT count(*) FROM range(1000000000000000) numbers WHERE range % 7 = 3"
     query = start("sql", "--dialect", "duckdb", f"SELECT 1; {endless}")

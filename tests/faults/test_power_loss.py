@@ -82,7 +82,7 @@ def test_acknowledged_messages_survive_power_loss(
     check_all(str(tmp_path / "namespace"), TOPIC, acknowledged)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", nightly_but(["removals only"], LOSSES))
 def test_namespace_survives_power_loss_after_removal_of_log_entries(
     loss: Loss, recorded_disk: RecordedDisk, notes: list[Note], tmp_path: Path
 ):
