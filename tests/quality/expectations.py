@@ -25,6 +25,7 @@ TABLE = pa.table(
         "x": pa.array(_draw_values([-1.5, 0.0, 0.25, 3.0, 1e9]), pa.float64()),
         "s": pa.array(_draw_values(_TEXTS), pa.string()),
         'odd name`"': pa.array(_draw_values(_TEXTS), pa.string()),
+        "f": pa.array(_draw_values([0.1, 0.3, 1e-7, 16777216.0, -0.0]), pa.float32()),
     }
 )
 
@@ -34,6 +35,14 @@ OF_ROWS = [
     expect("column_values_to_be_between", column="n", min_value=0, max_value=10),
     expect("column_values_to_be_between", column="n", min_value=0, max_value=10, strict_min=True, strict_max=True),
     expect("column_values_to_be_between", column="x", max_value=0.25),
+    # the nearest floats of 32 bits are above 0.1 and 1e-7, and below 16777217
+    expect("column_values_to_be_between", column="f", max_value=0.1),
+    expect("column_values_to_be_between", column="f", min_value=1e-7, strict_min=True),
+    expect(
+        "column_values_to_be_between", column="f", max_value=16777217, strict_max=True, min_value=-0.0, strict_min=True
+    ),
+    expect("column_values_to_be_in_set", column="f", value_set=[0.1, 16777216]),
+    expect("column_pair_values_to_be_equal", column_A="f", column_B="x"),
     expect("column_values_to_be_in_set", column="n", value_set=[1, 2, 3]),
     expect("column_values_to_be_in_set", column="s", value_set=["a", "o'brien", "a\\d"]),
     expect("column_values_to_not_be_in_set", column="s", value_set=["a", "%"]),

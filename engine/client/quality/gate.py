@@ -208,9 +208,7 @@ class Gate:
 
         if len({name.lower() for name in (*self.suite.needed, _NTH)}) <= len(self.suite.needed):
             raise self.build_unfit_error("columns that differ by case alone are one in SQL")
-        needed = _decode_text_columns(
-            table.select(list(self.suite.needed)) if self.suite.needed else _row_count_table(table)
-        )
+        needed = _cast_columns(table.select(list(self.suite.needed)) if self.suite.needed else _row_count_table(table))
         times = {field.name: kind for field in needed.schema if (kind := _find_time_kind(field.type))}
         names = ColumnNames(DUCKDB, frozenset(f.name for f in needed.schema if _is_bytes(f.type)), times)
         numbered = needed.append_column(_NTH, pa.array(np.arange(table.num_rows)))
@@ -282,9 +280,14 @@ def _find_time_kind(type: pa.DataType) -> TimeKind | None:
     return TimeKind.DAY if pa.types.is_date(type) else None
 
 
-def _decode_text_columns(table: pa.Table) -> pa.Table:
-    """Cast byte columns to text if all values are text: it copies nothing, while DuckDB decodes value by value."""
+def _cast_columns(table: pa.Table) -> pa.Table:
+    """Cast byte columns to text if all values are text: it copies nothing, while DuckDB decodes value by value.
+
+    Cast floats of 32 bits to 64, as which Spark and Great Expectations compare them. DuckDB would round some bounds.
+    """
     for nth, column in enumerate(table.schema):
+        if pa.types.is_float32(column.type):
+            table = table.set_column(nth, column.name, table.column(nth).cast(pa.float64()))
         if _is_bytes(column.type):
             with suppress(pa.ArrowInvalid):
                 table = table.set_column(nth, column.name, table.column(nth).cast(pa.large_string()))
