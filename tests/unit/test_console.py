@@ -281,6 +281,18 @@ def test_delayed_messages_are_counted_per_minute(busy: BusyNamespace, browser: B
     assert row[:3] == [ORDERS, str(read_sql(busy, "SELECT partition FROM pending_delayed_rows")[0]["partition"]), "d"]
 
 
+def test_delayed_page_counts_what_is_due_until_an_hour_from_now(busy: BusyNamespace, browser: Browser) -> None:
+    """The last minute of the hour is one of which only a part has begun."""
+    receipt = busy.mq.delayed.schedule(ORDERS, "late", delay_ms=3_595_000)
+    try:
+        busy.mq.sql("SELECT 1", wait_ms=30_000)
+        texts = notices(browser.get("/delayed"))
+        assert any(text.startswith("2 messages are due within the next hour, or overdue") for text in texts), texts
+    finally:
+        busy.mq.delayed.cancel(receipt)
+        busy.mq.sql("SELECT 1", wait_ms=30_000)
+
+
 def test_delayed_page_reads_files_within_the_limits_of_a_query(busy: BusyNamespace) -> None:
     with open_browser(busy.mq, query_timeout_s=0.0) as hasty:
         page = hasty.get("/delayed")

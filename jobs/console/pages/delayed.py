@@ -30,16 +30,16 @@ _MINUTES = 60
 _MOST_NEXT = 20
 
 _DUE_SOON = """\
-SELECT CAST((unix_millis(deliver_at) - {begin_ms}) DIV 60000 AS INT) AS minute, count(*) AS messages,
+SELECT CAST(greatest(unix_millis(deliver_at) - {begin_ms}, 0) DIV 60000 AS INT) AS minute, count(*) AS messages,
        NULL AS topic, NULL AS partition, NULL AS key, NULL AS deliver_at, NULL AS state
 FROM pending_delayed_rows
-WHERE deliver_at >= timestamp_millis({begin_ms}) AND deliver_at < timestamp_millis({end_ms})
+WHERE deliver_at <= timestamp_millis({end_ms})
 GROUP BY 1
 UNION ALL
 SELECT NULL, NULL, topic, partition, key, deliver_at, state
 FROM (
   SELECT * FROM pending_delayed_rows
-  WHERE deliver_at < timestamp_millis({end_ms})
+  WHERE deliver_at <= timestamp_millis({end_ms})
   ORDER BY deliver_at LIMIT {most}
 )
 ORDER BY deliver_at"""
@@ -78,16 +78,17 @@ def read_delayed(console: Console, inputs: Mapping[str, Any]) -> Page:
 
 
 def _draw_due_times(console: Console) -> list[Part]:
-    begin = datetime.now(timezone.utc).replace(second=0, microsecond=0)
+    now = datetime.now(timezone.utc)
+    begin = now.replace(second=0, microsecond=0)
     begin_ms = int(begin.timestamp() * 1000)
-    end_ms = begin_ms + _MINUTES * 60_000
+    end_ms = int(now.timestamp() * 1000) + _MINUTES * 60_000  # as the metric and the overview count
 
     def draw() -> list[Part]:
         rows = console.run_sql(_DUE_SOON.format(begin_ms=begin_ms, end_ms=end_ms, most=_MOST_NEXT)).rows
         counts = {minute: messages for minute, messages, *_ in rows if minute is not None}
         minutes = [
             (f"{begin + timedelta(minutes=minute):%H:%M} UTC", float(counts.get(minute, 0)))
-            for minute in range(_MINUTES)
+            for minute in range(_MINUTES + 1)  # the first and the last one are parts of minutes
         ]
         hours = [(f"{hour:%Y-%m-%d %H}:00 UTC", float(count)) for hour, count in console.read_rows(_PER_HOUR)]
         following = [
@@ -97,7 +98,7 @@ def _draw_due_times(console: Console) -> list[Part]:
         ]
         total = int(sum(count for _, count in minutes))
         return [
-            Notice(f"{total:,} messages are due within the next hour, as of the last projection."),
+            Notice(f"{total:,} messages are due within the next hour, or overdue, as of the last projection."),
             Picture(draw_bars("Due per minute, next hour", minutes, "messages")),
             Picture(draw_bars("Due per hour, of hours with messages", hours, "messages")),
             Table("Due next", ("topic", "partition", "key", "deliver at", "state"), following),
