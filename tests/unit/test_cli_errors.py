@@ -141,6 +141,12 @@ def test_foreign_delta_table_in_place_of_the_journal_is_refused(tmp_path: Path) 
 # -- files ----------------------------------------------------------------------------------------------
 
 
+def parquet_with_nanoseconds() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"v": ["a", "b"], "at": pa.array([1000, 1], pa.timestamp("ns"))}), sink)
+    return sink.getvalue().to_pybytes()
+
+
 def parquet_with_a_name_twice() -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table([pa.array(["1"]), pa.array(["2"])], names=["a", "a"]), sink)
@@ -164,6 +170,12 @@ BAD_FILES: list[tuple[list[str], bytes, str]] = [
     (["--format", "csv", "--timestamp-column", "a"], b"a\n20260131\n", "Row 1: this is not a time."),
     (["--format", "parquet"], parquet_with_a_name_twice(), "A column occurs twice in the Parquet file."),
     (["--format", "parquet"], b"PAR1 not really", "This is not a Parquet file"),
+    (["--format", "parquet"], parquet_with_nanoseconds(), "Row 2: column 'at' has a time that cannot be converted"),
+    (
+        ["--format", "parquet", "--value-column", "v", "--timestamp-column", "at"],
+        parquet_with_nanoseconds(),
+        "Row 2: column 'at' has a time that cannot be converted",
+    ),
     (["--format", "lines", "--key-column", "k"], b"x\n", "Plain lines have no columns."),
 ]
 

@@ -136,7 +136,7 @@ def rows_table(rows: pa.Table, first: int, columns: Columns) -> pa.Table:
         if plain is not None and part in ("key", "value") and _is_plain(plain.type):
             made[part] = plain.cast(pa.binary())
         elif plain is not None:
-            made[part] = _CONVERT[part](_without_text(part, plain.to_pylist()), places)
+            made[part] = _CONVERT[part](_without_text(part, _to_objects(rows.select([field]), places)[field]), places)
         if encoded is not None and part in ("key", "value"):
             decoded = [
                 None if t is None else _from_base64(t, places.name(i)) for i, t in enumerate(encoded.to_pylist())
@@ -144,8 +144,38 @@ def rows_table(rows: pa.Table, first: int, columns: Columns) -> pa.Table:
             binary = pa.chunked_array([pa.array(decoded, pa.binary())])
             made[part] = pc.coalesce(made[part], binary) if part in made else binary
     if "value" not in made:
-        made["value"] = pa.array([msgspec.json.encode(row) for row in rows.to_pylist()], pa.binary())
+        objects = _to_objects(rows, places)
+        values = [{name: column[i] for name, column in objects.items()} for i in range(rows.num_rows)]
+        made["value"] = pa.array(map(msgspec.json.encode, values), pa.binary())
     return pa.table(made)
+
+
+def _to_objects(rows: pa.Table, places: _Locations) -> dict[str, list[Any]]:
+    """Return columns as Python objects. Raises InvalidRecord: one has a time that Python cannot hold."""
+    types = [_to_microseconds(field.type) for field in rows.schema]
+    try:
+        cast = rows.cast(pa.schema([field.with_type(type) for field, type in zip(rows.schema, types, strict=True)]))
+        objects: dict[str, list[Any]] = cast.to_pydict()
+        return objects
+    except (ValueError, OverflowError):
+        for name, type in zip(rows.column_names, types, strict=True):
+            for index in range(rows.num_rows):
+                try:
+                    rows[name].slice(index, 1).cast(type).to_pylist()
+                except (ValueError, OverflowError):
+                    raise InvalidRecord(
+                        f"{places.name(index)}: column {name!r} has a time that cannot be converted without a loss.",
+                        found=str(rows.schema.field(name).type),
+                        expected="whole microseconds of the years 1 to 9999, or text",
+                    ) from None
+        raise
+
+
+def _to_microseconds(type: pa.DataType) -> pa.DataType:
+    """Return a type of times with the unit of Python's. Arrow would use pandas for nanoseconds, if it is loaded."""
+    if pa.types.is_timestamp(type) and type.unit == "ns":
+        return pa.timestamp("us", type.tz)
+    return pa.time64("us") if type == pa.time64("ns") else pa.duration("us") if type == pa.duration("ns") else type
 
 
 def _is_plain(type: pa.DataType) -> bool:
