@@ -17,7 +17,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.rows.message_columns import COLUMNS
 from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.extras import needs
-from lakemq.errors import NotLeader
+from lakemq.errors import IllegalState, NotLeader
 from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
 
 if TYPE_CHECKING:
@@ -119,6 +119,9 @@ def main(arguments: list[str] | None = None) -> int:
         with needs("spark"):  # not at the top: if the extra is missing, the job must report that in its last line
             from lakemq.jobs.session import spark_session
         spark = spark_session("lakemq microbatch", options.master)
+        if not hasattr(spark, "_jvm"):
+            expected = "a classic session: no SPARK_REMOTE, no spark.api.mode"
+            raise IllegalState("The job publishes in foreachBatch.", found="Spark Connect", expected=expected)
         _silence_spark_logs(spark)
         with connect_namespace(options, spark, options.create) as mq:
             return micro_batch(mq, spark, options)

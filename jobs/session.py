@@ -23,6 +23,7 @@ with needs("spark"):
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
+    from pyspark.sql.utils import is_remote
 
     from lakemq.engine.client.format.source import register
 
@@ -37,7 +38,8 @@ def spark_session(
 ) -> SparkSession:
     """Return the Spark session of this process, with Delta and format("lakemq"): the running one, or a new one.
 
-    A running session keeps its settings; only the format is registered. No repository is contacted.
+    A running session keeps its settings; only the format is registered. So it is with a session of Spark Connect, which
+    is one where $SPARK_REMOTE names a server. No repository is contacted.
 
     Args:
         app_name: Name of the application.
@@ -48,7 +50,7 @@ def spark_session(
         MissingJars: Delta's jars are not on this machine. `python -m lakemq.jobs.jars` fetches them.
         MissingJava: There is no Java, or it is too old.
     """
-    if SparkContext._active_spark_context is not None:
+    if SparkContext._active_spark_context is not None or is_remote() or "SPARK_REMOTE" in os.environ:
         return _with_format(SparkSession.builder.getOrCreate())
     custom = dict(extra or {})
     if master is not None:

@@ -88,7 +88,8 @@ def connect(
 
     Args:
         path: folder or object-store URI of the namespace.
-        spark: a SparkSession, to publish and fetch DataFrames. Its tables and views are registered.
+        spark: a SparkSession, classic or of Spark Connect, to publish and fetch DataFrames. It gets the tables and
+            views, and the format `lakemq`.
         create: create the namespace if it does not exist.
         shared_with_group: with `create`, let the group of the folder read and write all files, regardless of umasks.
         conf: a settings file. Default: $LAKEMQ_CONF.
@@ -129,12 +130,13 @@ def connect(
     if spark is not None:
         from lakemq.engine.client.live_tables import register_live_tables
         from lakemq.errors import NamespaceError
-        from lakemq.tables.storage.delta.catalog import DatabaseTaken, register
+        from lakemq.tables.storage.delta import catalog
 
         try:
-            register(spark, namespace.path, namespace.store)
-        except DatabaseTaken as taken:
+            catalog.register(spark, namespace.path, namespace.store)
+        except catalog.DatabaseTaken as taken:
             raise NamespaceError(str(taken)) from None
+        import_module(f"{_CLIENT}.format.source").register(spark)  # by its name, because the format connects, too
         again = partial(connect, namespace.path, storage_options=namespace.storage_options)
         register_live_tables(spark, namespace.path, again)
     return connection

@@ -11,6 +11,7 @@ from ..protocol.errors import MissingExtra
 
 EXTRAS = {
     "spark": ("pyspark", "py4j", "delta", "pandas"),
+    "connect": ("pyspark", "py4j", "delta", "pandas", "grpc", "grpc_status", "google", "zstandard"),
     "sql": ("duckdb", "sqlglot"),
     "report": ("plotly",),
     "metrics": ("prometheus_client", "starlette", "uvicorn"),

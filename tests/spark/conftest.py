@@ -17,9 +17,20 @@ from lakemq.spark import spark_session
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     # it tries a task three times, as a cluster does: test_requester.py
-    session = spark_session(app_name="lakemq tests", master="local[2,3]")
+    connect = {
+        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        "spark.connect.grpc.binding.port": "0",
+    }
+    session = spark_session(app_name="lakemq tests", master="local[2,3]", extra=connect)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def remote(spark: SparkSession) -> str:
+    """Address of the Connect server in the JVM of the shared session."""
+    service = getattr(spark._jvm.org.apache.spark.sql.connect.service, "SparkConnectService$")  # type: ignore[union-attr]
+    return f"sc://127.0.0.1:{getattr(service, 'MODULE$').localPort()}"
 
 
 @pytest.fixture(scope="session")
