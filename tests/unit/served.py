@@ -15,9 +15,14 @@ from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.offsets import FetchOffsets
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.testing import serve, wait_until
+from lakemq.testing import QUICK_SETTINGS, serve, wait_until
 
-CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 3000, "inline.max.bytes": 2000}
+CONFIG = {
+    **QUICK_SETTINGS,
+    "project.interval.ms": 3000,
+    "inline.max.bytes": 2000,
+    "retention.check.interval.ms": 300_000,
+}
 _numbers = itertools.count(1)
 
 
