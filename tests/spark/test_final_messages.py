@@ -8,7 +8,6 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from clocks import AheadClock
 from deltalake import DeltaTable
 from finals import are_all_final, fetch_published
 from pyspark.errors import StreamingQueryException
@@ -18,6 +17,7 @@ from unit.served import served, until
 
 import lakemq
 from lakemq.spark import register
+from lakemq.testing import MovableClock
 
 CONFIG = {"project.interval.ms": 50, "final.interval.ms": 200, "compact.min.files": 2, "merge.grace.ms": 100}
 DIFFICULT = (
@@ -119,7 +119,7 @@ def read_values(sink: Path) -> list[str]:
 @pytest.mark.timeout(300)
 def test_native_stream_goes_on_after_merges_and_retention(spark: SparkSession, tmp_path: Path) -> None:
     """One stream has read everything, another one a part of its first snapshot. Later there are no new messages."""
-    clock, path = AheadClock(), tmp_path / "mq" / "final_messages"
+    clock, path = MovableClock(), tmp_path / "mq" / "final_messages"
 
     def read() -> DataFrame:
         return spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(str(path))
