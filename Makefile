@@ -13,7 +13,7 @@ QUIET := $(shell test -t 2 || echo --quiet)
 AIRFLOW := .venv-airflow
 AIRFLOW_LOCK := tests/airflow/requirements.lock
 # Python 3.10 or newer, able to make a virtual environment: the first that answers, or PYTHON=/path/to/python.
-PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$name -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && \
 	{ $$name -m pip --version || $$name -c 'import ensurepip'; } >/dev/null 2>&1 && { echo $$name; break; }; done)
 

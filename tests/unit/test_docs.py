@@ -50,6 +50,16 @@ def test_settings_file_lists_every_setting_with_its_default() -> None:
     assert yaml.safe_load((CHECKOUT / "conf/lakemq.yaml").read_text()) == ENGINE.defaults()
 
 
+def test_pages_and_makefile_name_the_python_versions_of_the_package() -> None:
+    package = (CHECKOUT / "setup.cfg").read_text(encoding="utf-8")
+    versions = re.findall(r"Python :: (3\.\d+)$", package, re.MULTILINE)
+    assert f"python_requires = >={versions[0]}\n" in package
+    for page in ("README.md", "setup.md"):
+        assert f"Python {versions[0]} to {versions[-1]}" in read_page(page), page
+    names = " ".join(f"python{version}" for version in reversed(versions))
+    assert f"for name in python3 {names}; do" in (CHECKOUT / "Makefile").read_text(encoding="utf-8")
+
+
 # -- links and names ------------------------------------------------------------------------------------
 
 
