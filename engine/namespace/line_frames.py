@@ -76,6 +76,8 @@ class LineAddress(msgspec.Struct, frozen=True, omit_defaults=True):
             of other programs.
         host, port: address of a TCP socket. Port 0: there is none.
         fingerprint: SHA-256 of the certificate for TLS, as hexadecimal digits; empty if there is no TCP socket.
+        folder: identity of the folder with the socket. Elsewhere, as in a copy by hard links, the socket leads to the
+            leader of another folder.
         missing: why the leader has no socket where it should have one, for people.
     """
 
@@ -86,6 +88,7 @@ class LineAddress(msgspec.Struct, frozen=True, omit_defaults=True):
     host: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9.:_-]{0,255}$")] = ""
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
     fingerprint: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    folder: str = ""
     missing: tuple[str, ...] = ()
 
 

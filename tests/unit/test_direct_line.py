@@ -1,6 +1,7 @@
 """A client's end of a line: it saves time while all goes well, and else the letter comes once through the mailbox."""
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ from lakemq.engine.sequencer.letters.line_table import LineLetter
 from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox, MailboxFull
-from lakemq.tables.storage.coordination.sockets import line_name, remove_older_lines
+from lakemq.tables.storage.coordination.sockets import identify_folder, line_name, remove_older_lines
 from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.testing import MovableClock
 
@@ -81,6 +82,20 @@ def test_line_object_exists_only_while_its_leader_serves(tmp_path: Path) -> None
                 assert socket_name.startswith(name)
                 assert socket_name.endswith(".sock")
             assert os.listdir(tmp_path / "mq/line") == []
+
+
+def test_a_copy_by_hard_links_leads_no_client_to_the_leader_of_the_original(mq: Connection, tmp_path: Path) -> None:
+    """The copy names the same socket, and its leader would decide the client's letters for the original."""
+    original, copy = Path(mq.namespace.path), tmp_path / "copy"
+    until(lambda: any((original / "line").glob("*.sock")))
+    shutil.copytree(original / "line", copy / "line", copy_function=os.link)
+    reached = [
+        DirectLine(LocalFiles(str(folder)), mq.namespace.namespace_id, MovableClock()).dial("a-client", 10_000)
+        for folder in (original, copy)
+    ]
+    assert reached[0] is not None
+    assert reached[1] is None
+    reached[0][0].close()
 
 
 def test_leader_removes_line_objects_of_older_leaders_only(tmp_path: Path) -> None:
@@ -357,7 +372,7 @@ FORGED = {
     "nonsense": b"nonsense",
     "a list without an end": b'{"more": ' + b"[" * 100_000,
     "nothing": b"",
-    "a socket that is gone": encode_address(LineAddress("ns", 9, "t", "line/gone.sock")),
+    "a socket that is gone": encode_address(LineAddress("ns", 9, "t", "line/gone.sock", folder="HERE")),
     "a folder": encode_address(LineAddress("ns", 9, "t", "mailbox")),
     "a name with a zero byte": encode_address(LineAddress("ns", 9, "t", "line/\0")),
 }
@@ -366,7 +381,8 @@ FORGED = {
 @pytest.mark.parametrize("body", FORGED.values(), ids=FORGED)
 def test_invalid_line_object_costs_no_letter(tmp_path: Path, body: bytes) -> None:
     desk = Desk(tmp_path)
-    desk.files.put(line_name(9), body, durable=False)
+    desk.files.put(line_name(8), b"", durable=False)
+    desk.files.put(line_name(9), body.replace(b"HERE", identify_folder(desk.files.root).encode()), durable=False)
     line = DirectLine(desk.files, "ns", MovableClock())
     requester = Requester(desk.mailbox, desk.clock, lambda: "c1", 1_000, line=line)
     assert requester.ask(InitProducer()) == ProducerDone(7, 0)

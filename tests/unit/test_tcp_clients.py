@@ -230,7 +230,8 @@ def test_a_stopped_leader_hardly_prolongs_a_short_wait(leader: TcpLeader, is_uni
     if is_unix:
         (leader.folder / "line").mkdir()
         stopped = sockets.listen_unix(str(leader.folder / "line" / "stopped"))
-        line = announce(leader, socket="line/stopped", port=0)
+        folder = sockets.identify_folder(str(leader.folder))
+        line = announce(leader, socket="line/stopped", folder=folder, port=0)
     else:
         stopped = sockets.listen_tcp("127.0.0.1", 0)
         line = announce(leader, port=stopped.getsockname()[1])

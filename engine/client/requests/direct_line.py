@@ -97,6 +97,7 @@ def connect_to_leader(
     hello = Hello(address.namespace_id, address.epoch, address.token, client_id)
     if address.socket and isinstance(files, LocalFiles):
         try:
+            _check_folder(files.root, address)
             return sockets.connect_unix(os.path.join(files.root, address.socket), unix_timeout_s), hello
         except OSError:  # on a network disk the socket may be another machine's
             if not address.port:
@@ -112,6 +113,16 @@ def connect_to_leader(
         connection.close()
         raise
     return connection, replace(hello, proof=proof)
+
+
+def _check_folder(root: str, address: LineAddress) -> None:
+    """Raise OSError if the socket in this folder was made for another one, whose leader decides for that one only."""
+    folder = sockets.identify_folder(root)
+    if folder != address.folder:
+        raise ConnectionRefusedError(
+            f"{address.socket} belongs to a leader of another folder, of which this is a copy:"
+            f" found {address.folder}, expected {folder}"
+        )
 
 
 def _connect_by_tcp(address: LineAddress, timeout_s: float) -> socket.socket:

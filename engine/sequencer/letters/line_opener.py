@@ -170,7 +170,7 @@ class _LineOpener:
         name = f"{line_name(self.address.epoch)}-{secrets.token_hex(4)}.sock"
         os.makedirs(os.path.join(files.root, LINES_FOLDER), exist_ok=True)
         listener = LineListener(sockets.listen_unix(os.path.join(files.root, name)))
-        self.address = replace(self.address, socket=name)
+        self.address = replace(self.address, socket=name, folder=sockets.identify_folder(files.root))
         return listener
 
     def _listen_on_tcp(self, settings: LineSettings) -> LineListener:

@@ -235,6 +235,15 @@ def connect_unix(path: str, timeout_s: float) -> socket.socket:
     return connection
 
 
+def identify_folder(root: str) -> str:
+    """Return what tells the folder of lines of this namespace from every other folder of the machine. Raises OSError.
+
+    A copy by hard links has the same sockets in other folders, since a folder cannot be linked.
+    """
+    status = os.stat(os.path.join(root, LINES_FOLDER))
+    return f"{status.st_dev}:{status.st_ino}"
+
+
 def _at_short_path(path: str, call: Callable[[str], object]) -> None:
     if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
         call(path)
