@@ -87,11 +87,17 @@ class BeatReader:
         """Ids of beats that this leader has written for members without any."""
 
     def read(
-        self, abandoned: list[str], first_members: set[MemberKey] | None, processes: set[str], needs_objects: bool
+        self,
+        used: set[str],
+        abandoned: list[str],
+        first_members: set[MemberKey] | None,
+        processes: set[str],
+        needs_objects: bool,
     ) -> BeatReading:
         """Read all beats, and delete the abandoned ones.
 
         Args:
+            used: ids of beats that have named members. They are read first.
             abandoned: ids of beats.
             first_members: all members in the first reading of a term, else None. A member without a beat gets one,
                 which tells the next leader for how long it has had none.
@@ -103,7 +109,7 @@ class BeatReader:
         store_ms = self._read_store_time() if first_members is not None else None
         own = read_own_identity() if self._beats.is_on_local_disk else ""
         beats: dict[str, NewestBeat] = {}
-        objects = self._beats.read_newest() if needs_objects else {}
+        objects = self._beats.read_newest(first=used) if needs_objects else {}
         for beats_id, (number, body) in objects.items():
             if beats_id in self._notes:
                 continue
@@ -315,17 +321,22 @@ class Attendance:
             needs_objects = self._is_first_reading or self._needs_objects or not self._all_beat_on_lines(state)
             self._needs_objects = False
             processes = {member.process for member in members.values() if member.process}
-            self._running = self._executor.submit(
-                self._read, self._find_abandoned_beats(), first_members, processes, needs_objects
-            )
+            used = {beats_id for record in self._records.values() for beats_id in record.marks}
+            abandoned = self._find_abandoned_beats(used)
+            self._running = self._executor.submit(self._read, used, abandoned, first_members, processes, needs_objects)
         return silent
 
     def _read(
-        self, abandoned: list[str], first_members: set[MemberKey] | None, processes: set[str], needs_objects: bool
+        self,
+        used: set[str],
+        abandoned: list[str],
+        first_members: set[MemberKey] | None,
+        processes: set[str],
+        needs_objects: bool,
     ) -> BeatReading:
         """Read the beats, and write down who was overdue at the reading before."""
         self._overdue.write()
-        return self._reader.read(abandoned, first_members, processes, needs_objects)
+        return self._reader.read(used, abandoned, first_members, processes, needs_objects)
 
     def due_in_ms(self, state: State) -> float | None:
         """Return in how many ms `find_silent_members` has something to do; None: no group has members."""
@@ -487,9 +498,8 @@ class Attendance:
         record.joined_at_ms = member.joined_at_ms
         return record
 
-    def _find_abandoned_beats(self) -> list[str]:
+    def _find_abandoned_beats(self, used: set[str]) -> list[str]:
         """Return the ids of beats that name no member and have not changed for ABANDONED_AFTER_MS."""
-        used = {beats_id for record in self._records.values() for beats_id in record.marks}
         oldest_ms = self._clock.steady_ms() - ABANDONED_AFTER_MS
         return [
             beats_id

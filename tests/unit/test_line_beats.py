@@ -130,6 +130,13 @@ def test_beats_are_bounded(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> N
     assert third.receive() == seen(1)
 
 
+def test_short_members_count_by_their_memory(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "MAX_BYTES", 15_000)
+    client = leader.connect().greet()
+    client.send(encode_beat_frame(LineBeat("a", 1, encode_beat([MemberBeat("", "", 0)] * 1_000))))
+    assert client.receive() is None
+
+
 @pytest.mark.parametrize(
     "frame",
     [encode_beat_frame(LineBeat("a", 1, b"nonsense")), encode_beat_frame(LineBeat("a", 1, b"x" * (1 << 20)))],

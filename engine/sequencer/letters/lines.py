@@ -62,6 +62,8 @@ log = logging.getLogger("lakemq.serve")
 
 MAX_BYTES = 64 << 20
 """Bytes of the newest heartbeats of all lines. A line whose heartbeat would exceed this is closed."""
+_MEMBER_BYTES = 80
+"""About the memory of a member, whose beat may have 4 bytes."""
 READ_TIMEOUT_S = 5.0
 """How long `read_all` waits for the reading thread, which never takes that long unless the process is stopped."""
 
@@ -79,7 +81,7 @@ class ProcessBeat:
     Attributes:
         number: grows with each heartbeat of the process, also with those in objects.
         at_ms: when it was read, by the steady clock.
-        size_bytes: of its content.
+        size_bytes: of its content and its members in memory, about.
     """
 
     beats_id: str
@@ -142,13 +144,14 @@ class LineBeats:
             members = decode_beat(beat.body)
         except ValueError as error:
             raise BadFrame(f"not a heartbeat: {error}") from error
-        newest = ProcessBeat(beat.beats_id, beat.number, members, self._clock.steady_ms(), len(beat.body))
+        size_bytes = len(beat.body) + _MEMBER_BYTES * len(members)
+        newest = ProcessBeat(beat.beats_id, beat.number, members, self._clock.steady_ms(), size_bytes)
         with self._changed:
             before = self._by_line.get(line)
-            size_bytes = self._size_bytes + newest.size_bytes - (before.size_bytes if before else 0)
-            if size_bytes > MAX_BYTES:
+            total_bytes = self._size_bytes + newest.size_bytes - (before.size_bytes if before else 0)
+            if total_bytes > MAX_BYTES:
                 raise BadFrame(f"the heartbeats of all lines have more than {MAX_BYTES} bytes")
-            self._size_bytes, self._by_line[line] = size_bytes, newest
+            self._size_bytes, self._by_line[line] = total_bytes, newest
 
     def forget(self, line: Line) -> bool:
         """Forget the heartbeats of a line that has closed. Return whether it had any."""

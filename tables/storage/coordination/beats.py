@@ -18,6 +18,9 @@ from ..object_stores.files import Files, LocalFiles
 
 BEATS = "beats"
 MAX_BEAT_BYTES = 4 << 20
+MAX_READ_BYTES = 8 << 20
+"""Bytes of all beats of a reading: those of a hundred thousand members. Anybody who may write may put more, and a byte
+may take twenty in memory."""
 
 _BEAT = re.compile(r"([0-9a-f]{1,64})-([0-9]{10})")
 _NOTE_DIGITS = 64
@@ -52,20 +55,28 @@ class Beats:
         notes = self.read_newest(note_ids) if note_ids else {}
         return [body for _, body in notes.values() if body is not None]
 
-    def read_newest(self, only: Collection[str] | None = None) -> dict[str, tuple[int, bytes | None]]:
-        """Return number and body of the newest beat per id. The body is None if unreadable or just replaced.
+    def read_newest(
+        self, only: Collection[str] | None = None, first: Collection[str] = ()
+    ) -> dict[str, tuple[int, bytes | None]]:
+        """Return number and body of the newest beat per id.
 
-        only: ids. None: all.
+        The body is None if it is unreadable, was just replaced, or would exceed MAX_READ_BYTES with those before it.
+
+        Args:
+            only: ids. None: all.
+            first: ids that are read before all others.
         """
         newest: dict[str, int] = {}
         for _, beats_id, number in self._names():
             if only is None or beats_id in only:
                 newest[beats_id] = max(number, newest.get(beats_id, 0))
         beats: dict[str, tuple[int, bytes | None]] = {}
-        for beats_id, number in newest.items():
+        left_bytes = MAX_READ_BYTES
+        for beats_id, number in sorted(newest.items(), key=lambda item: item[0] not in first):
             body = None
             with suppress(OSError):
-                body = self._files.get(_name(beats_id, number), MAX_BEAT_BYTES)
+                body = self._files.get(_name(beats_id, number), min(left_bytes, MAX_BEAT_BYTES))
+                left_bytes -= len(body)
             beats[beats_id] = number, body
         return beats
 
