@@ -99,6 +99,20 @@ def test_a_value_that_was_never_written_is_named(
     assert value is not None or f"{table}.{column} is null" in str(damaged.value)
 
 
+@pytest.mark.parametrize("name", ["../../elsewhere.parquet", "file:///etc/hostname", ".hidden.parquet", "%2e%2e/x"])
+def test_an_entry_that_leads_out_of_its_table_is_damage(path: Path, reader: Connection, name: str) -> None:
+    """It is no file that is gone and can be put back."""
+    version = len(list((path / "topics/_delta_log").glob("*.json")))
+    added = {"path": name, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
+    (path / f"topics/_delta_log/{version:020d}.json").write_text(json.dumps({"add": added}), encoding="utf-8")
+    for query in (reader.topics.list, partial(reader.sql, "SELECT count(*) FROM topics")):
+        with pytest.raises(
+            TableDamaged, match=r"The log of topics names .*, which is no file in its folder"
+        ) as damaged:
+            query()
+        assert not damaged.value.retriable
+
+
 def flip_bit_of_column(file: Path, index: int) -> None:
     """Flip a bit in the last page of a column."""
     column = pq.read_metadata(file).row_group(0).column(index)

@@ -30,6 +30,7 @@ from ...specs.spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
 from ..native_calls import NATIVE_CALLS
 from ..object_stores.arrow_filesystem import arrow_filesystem
 from ..object_stores.files import Files, LocalFiles
+from ..object_stores.objects import check_name
 from ..object_stores.store_options import DELTA_DEFAULTS, hide_secrets
 from ..parquet import open_parquet
 from .commits import CommitConflict, NewFile, StoredFile, write_rows
@@ -118,6 +119,14 @@ Bounds = Mapping[str, tuple[Any, Any]]
 
 class DamagedFile(ValueError):
     """The bytes of a file can be read, but are not what was written."""
+
+
+def name_file(spec: TableSpec, file: StoredFile) -> str:
+    """Return the name of a table's file below the namespace. Raises DamagedFile: the log names one of another place."""
+    try:
+        return f"{spec.name}/{check_name(unquote(file.path))}"
+    except ValueError:
+        raise DamagedFile(f"The log of {spec.name} names {file.path}, which is no file in its folder.") from None
 
 
 def open_dataset(files: Mapping[str, Mapping[str, Any]], schema: pa.Schema, filesystem: object) -> ds.Dataset:
@@ -533,7 +542,7 @@ class Store:
         """Return a dataset of these files of the table, with the columns of `stored_schema`."""
         if not files:
             return ds.dataset(spec.empty())
-        paths = {f"{spec.name}/{unquote(f.path)}": f.partition_values for f in files}
+        paths = {name_file(spec, file): file.partition_values for file in files}
         return open_dataset(paths, spec.stored_schema, self.filesystem)
 
 
