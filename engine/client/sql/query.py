@@ -68,8 +68,8 @@ _RESERVED_NAMES = ("memory", "temp", "system", "main", "pg_catalog", "informatio
 _MACROS = (
     "CREATE MACRO timestamp_millis(ms) AS make_timestamptz(ms * 1000)",
     # epoch_ms and a cast of epoch round up
-    "CREATE MACRO unix_millis(time) AS epoch_us(time) // 1000",
-    "CREATE MACRO unix_seconds(time) AS epoch_us(time) // 1000000",
+    "CREATE MACRO unix_millis(moment) AS epoch_us(moment) // 1000",
+    "CREATE MACRO unix_seconds(moment) AS epoch_us(moment) // 1000000",
     "CREATE MACRO day_of_week(day) AS dayofweek(day) + 1",
     "CREATE MACRO day_from_monday(day) AS isodow(day) - 1",
     "CREATE MACRO from_first(start) AS CASE WHEN start = 0 THEN 1 ELSE start END",
