@@ -12,9 +12,9 @@ READY := $(VENV)/ready
 QUIET := $(shell test -t 2 || echo --quiet)
 AIRFLOW := .venv-airflow
 AIRFLOW_LOCK := tests/airflow/requirements.lock
-# Python 3.10 or newer, able to make a virtual environment: the first that answers, or PYTHON=/path/to/python.
-PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python3.10; do \
-	$$name -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && \
+# Python 3.11 or newer, able to make a virtual environment: the first that answers, or PYTHON=/path/to/python.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	$$name -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && \
 	{ $$name -m pip --version || $$name -c 'import ensurepip'; } >/dev/null 2>&1 && { echo $$name; break; }; done)
 
 # The lock names every package with its hash, so nothing is resolved. uv itself comes from pip, in the locked version.
@@ -48,8 +48,8 @@ setup: $(READY) ## .venv with everything, and Delta's jars; a second run does no
 
 $(READY): setup.cfg pyproject.toml requirements.lock
 	@if [ ! -x $(BIN)/python ]; then \
-	  "$(PYTHON)" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
-	    { echo "make setup needs Python 3.10 or newer (with venv): PYTHON=/path/to/python make setup" >&2; exit 1; }; \
+	  "$(PYTHON)" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	    { echo "make setup needs Python 3.11 or newer (with venv): PYTHON=/path/to/python make setup" >&2; exit 1; }; \
 	  $(PYTHON) -m venv --without-pip $(VENV); fi
 	@# The interpreter's own pip fetches uv where it can install elsewhere: to unpack a second pip takes six seconds.
 	@[ -x $(BIN)/uv ] || $(PYTHON) -m pip --python $(BIN)/python $(GET_UV) 2>/dev/null || \
@@ -61,7 +61,7 @@ $(READY): setup.cfg pyproject.toml requirements.lock
 
 .PHONY: lock
 lock: $(READY) ## the newest versions within the ranges of setup.cfg, with their hashes
-	$(BIN)/uv $(COMPILE) --extra all --extra dev --extra demo --python-version 3.10 -o requirements.lock
+	$(BIN)/uv $(COMPILE) --extra all --extra dev --extra demo --python-version 3.11 -o requirements.lock
 	@# setuptools builds the package there, too.
 	echo setuptools | $(BIN)/uv $(COMPILE) - --extra airflow --python-version 3.11 -o $(AIRFLOW_LOCK)
 

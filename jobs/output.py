@@ -12,9 +12,9 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
-from enum import Enum
+from enum import StrEnum
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -30,7 +30,7 @@ _WIDE = 100_000
 _SIZES = ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 
 
-class Output(str, Enum):
+class Output(StrEnum):
     """The output formats."""
 
     table = "table"
@@ -110,7 +110,7 @@ def to_readable(value: Any) -> Any:
 
 def to_iso(time: datetime) -> str:
     """Return a time as ISO 8601 in UTC, with milliseconds, or microseconds if it has them."""
-    utc = time.astimezone(timezone.utc) if time.tzinfo else time
+    utc = time.astimezone(UTC) if time.tzinfo else time
     precision = "microseconds" if utc.microsecond % 1000 else "milliseconds"
     return utc.replace(tzinfo=None).isoformat(timespec=precision) + "Z"
 

@@ -26,7 +26,7 @@ from lakemq.engine.client.consume.poll_loop import Unseen
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from lakemq.engine.client.consume.group_consumer import GroupConsumer
     from lakemq.engine.client.consume.options import AssignKeywords, MemberKeywords, Names

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from fetched_programs import fetch_once, find_free_port, run_server
@@ -101,7 +101,7 @@ def serve_azurite(program: str, folder: Path) -> Iterator[AzureServer]:
 
 def _make_container(server: AzureServer) -> None:
     """Make the container by a request of the service's REST interface, signed with the account's key."""
-    now = datetime.now(timezone.utc).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    now = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
     signed_headers = {"x-ms-date": now, "x-ms-version": "2021-08-06"}
     lines = [f"{name}:{value}" for name, value in signed_headers.items()]
     resource = f"/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"

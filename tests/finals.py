@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -62,7 +62,7 @@ def find_difference(mq: Connection) -> str:
 
 def _drop_expired(rows: pa.Table) -> pa.Table:
     """Return the rows that a fetch shows: the table keeps expired ones until retention deletes them."""
-    return rows.filter(pc.field("expires_at").is_null() | (pc.field("expires_at") > datetime.now(timezone.utc)))
+    return rows.filter(pc.field("expires_at").is_null() | (pc.field("expires_at") > datetime.now(UTC)))
 
 
 def check_final_messages(mq: Connection) -> int:

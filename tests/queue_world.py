@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +23,7 @@ from lakemq.engine.protocol.values.deliveries import Acquire
 from lakemq.engine.protocol.values.state import State
 
 _NO_WAITER = SimpleNamespace(reset=lambda: None, needs_look=lambda: True, note_arrival=lambda: None, close=lambda: None)
-_EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Collection, Iterable, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from lakemq.tables.specs.messages import LIKE_SECONDS_US
@@ -18,7 +18,7 @@ from ..protocol.errors import InvalidGroupId, InvalidRequest, InvalidTopic, Lake
 from ..protocol.names import check_group, shorten
 from ..protocol.unsupported_settings import unknown_name_error
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 
 
@@ -185,7 +185,7 @@ def parse_as_of(name: str, value: Any) -> int | datetime:
     if isinstance(value, datetime):
         time = parse_timestamp(name, value)
         assert isinstance(time, datetime)
-        return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+        return time if time.tzinfo else time.replace(tzinfo=UTC)
     return parse_whole_number(name, value, 0, expected="the number of a step, or a datetime")
 
 
@@ -193,7 +193,7 @@ def to_microseconds(time: int | datetime) -> int:
     """Return a time as microseconds since 1970. An int is milliseconds; a datetime without a zone is in UTC."""
     if isinstance(time, int):
         return time * 1000
-    aware = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+    aware = time if time.tzinfo else time.replace(tzinfo=UTC)
     return (aware - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -248,4 +248,4 @@ def describe_value(value: Any) -> Any:
 
 def format_time(ms: int) -> str:
     """Return a time in ISO 8601, in whole seconds of UTC."""
-    return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -46,8 +46,9 @@ from .transactions.operations import Transactions
 from .transactions.scope import TRANSACTION_TIMEOUT_MS, TransactionalIds, TransactionScope, parse_timeout_ms
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from pyspark.sql import DataFrame, SparkSession
-    from typing_extensions import Unpack
 
     from ..sequencer.sequencer import Sequencer
     from ..sequencer.serving import Serving

@@ -36,7 +36,7 @@ from .open_objects import OpenObjects
 from .transactions.scope import TransactionScope
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from .consume.group_consumer import GroupConsumer
     from .consume.options import AssignKeywords, MemberKeywords

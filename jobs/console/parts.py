@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
@@ -68,7 +68,7 @@ def format_time(time: datetime | int | None) -> str:
     moment = from_millis(time) if isinstance(time, int) else time
     if moment is None:
         return "-"
-    return to_iso(moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc))
+    return to_iso(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 def format_length(length_ms: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ def _add_events(figure: go.Figure, team: Team, line_count: int) -> go.Figure:
     """Draw the team's events over a picture with so many lines, and leave room above them."""
     style: dict[str, Any] = {"y": 1, "yref": "paper", "textangle": -15, "showarrow": False, "xanchor": "left"}
     for time_s, event in team.events:
-        time = datetime.fromtimestamp(time_s, timezone.utc)
+        time = datetime.fromtimestamp(time_s, UTC)
         figure.add_vline(x=time, line={"color": INK, "width": 1, "dash": "dot"})
         figure.add_annotation(x=time, text=event, yanchor="top", font={"size": 11, "color": INK}, **style)
     figure.update_xaxes(type="date").update_layout(legend_title="")

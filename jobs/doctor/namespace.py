@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 
 import pyarrow as pa
@@ -488,7 +488,7 @@ def _now_ms() -> int:
 
 
 def _at(ms: int) -> str:
-    return to_iso(datetime.fromtimestamp(ms / 1000, timezone.utc))
+    return to_iso(datetime.fromtimestamp(ms / 1000, UTC))
 
 
 def make_checks(mq: Connection, observer: Observer) -> dict[str, Callable[[], Finding]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ _MOST_GROUPS = 10
 _MOST_POINTS = 3_000
 _MOST_ROWS = 100
 
-_EPOCH = datetime.fromtimestamp(0, timezone.utc)
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def build_history_report(history: History, path: str) -> Report:

@@ -66,7 +66,7 @@ time_t time(time_t *where) {
     return at.tv_sec;
 }
 
-/* Python 3.10 waits until a time of this clock, which the kernel knows unshifted. */
+/* A wait until a time of this clock, which the kernel knows unshifted. */
 int sem_timedwait(sem_t *restrict semaphore, const struct timespec *restrict until) {
     struct timespec at = shifted(*until, -*shift_ms);
     return real_sem_timedwait(semaphore, &at);

@@ -1,7 +1,7 @@
 """Delayed messages from DataFrames: released when they are due, in order, and shown in SQL while they wait."""
 
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -39,7 +39,7 @@ def test_column_delays_each_row(spark: SparkSession, mq: Connection, topic: str)
 @pytest.mark.parametrize("how", ["delay_ms", "milliseconds", "for all", "a time for all"])
 def test_delays_are_given_as_in_arrow(spark: SparkSession, mq: Connection, topic: str, how: str) -> None:
     mq.topics.create(topic)
-    far = datetime.now(timezone.utc) + timedelta(days=1)
+    far = datetime.now(UTC) + timedelta(days=1)
     rows = spark.createDataFrame([("a", 86_400_000, int(far.timestamp() * 1000))], "value string, later long, at long")
     options: Any = {
         "delay_ms": {"delay_ms": "later"},

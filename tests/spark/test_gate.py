@@ -80,7 +80,7 @@ def test_floats_are_compared_alike_in_arrow_and_spark(spark: SparkSession, tmp_p
 @pytest.mark.extended
 def test_times_are_compared_alike_in_arrow_and_in_a_session_of_any_zone(spark: SparkSession, tmp_path: Path) -> None:
     """What each engine would read in its own way is refused, such as a time with a zone for a column without zones."""
-    midnight = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
+    midnight = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
     times = [midnight + dt.timedelta(hours=hours) for hours in range(-6, 7)]
     local = [time.replace(tzinfo=None) for time in times]
     columns = {"at": pa.array(times, pa.timestamp("us", "UTC")), "local": local, "day": [time.date() for time in times]}

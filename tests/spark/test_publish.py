@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from lakemq.engine.protocol.hashing import murmur2
 from lakemq.errors import FileTruncated, InvalidRecord, InvalidTimestamp, MessageTooLarge, StaleTopicMetadata
 
 SCHEMA = "key binary, value binary, headers array<struct<key:string,value:binary>>, timestamp timestamp"
-TIMES = [datetime(1970, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, 999999, timezone.utc)]
+TIMES = [datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)]
 ROWS: list[tuple[Any, ...]] = [
     (b"k1", b"v1", [("h", b"1"), ("h", None)], TIMES[0]),
     (None, b"v2", None, TIMES[1]),
-    (b"", b"", [], datetime(2024, 2, 29, 12, 0, 0, 123456, timezone.utc)),
-    (b"\x00\xff", None, [("", b"")], datetime(2024, 2, 29, tzinfo=timezone.utc)),
+    (b"", b"", [], datetime(2024, 2, 29, 12, 0, 0, 123456, UTC)),
+    (b"\x00\xff", None, [("", b"")], datetime(2024, 2, 29, tzinfo=UTC)),
 ]
 
 
@@ -198,7 +198,7 @@ def test_columns_that_are_not_there_are_refused(
 
 BAD = [
     (b"big", b"x" * 2_000_000, None, TIMES[0], "MESSAGE_TOO_LARGE"),
-    (b"early", b"v", None, datetime(1969, 12, 31, 23, 59, 59, 999999, timezone.utc), "INVALID_TIMESTAMP"),
+    (b"early", b"v", None, datetime(1969, 12, 31, 23, 59, 59, 999999, UTC), "INVALID_TIMESTAMP"),
     (b"header", b"v", [(None, b"x")], TIMES[0], "INVALID_RECORD"),
 ]
 

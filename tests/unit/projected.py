@@ -1,7 +1,7 @@
 """SQL over the tables and views that the core in memory would write, in DuckDB."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import duckdb
@@ -33,4 +33,4 @@ def run_sql(rows_by_table: Mapping[str, pa.Table], query: str) -> list[tuple[Any
 
 
 def time_at(at_ms: int) -> datetime:
-    return datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=at_ms)
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=at_ms)

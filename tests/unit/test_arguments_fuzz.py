@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from operator import attrgetter
 from typing import Any
 
@@ -67,7 +67,7 @@ ODD: list[Callable[[], Any]] = [
     lambda: pd.NaT,
     lambda: datetime(1970, 1, 1),
     lambda: datetime.max,
-    lambda: datetime.min.replace(tzinfo=timezone.utc),
+    lambda: datetime.min.replace(tzinfo=UTC),
     lambda: date(2024, 1, 1),
     list,
     lambda: [0],

@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,7 @@ def test_assignments_at_a_time(mq: Connection, lake: Lakemq, topic: str) -> None
     with mq.consumer(group, topics=[topic], protocol="cooperative") as one:
         until(lambda: bool(one.poll(timeout_ms=0)) or len(one.assignment()) == 2)
         (member,) = mq.groups.members(group)
-        had = datetime.fromtimestamp(mq.groups.assignments(group)[0].since_ms / 1000, timezone.utc)
+        had = datetime.fromtimestamp(mq.groups.assignments(group)[0].since_ms / 1000, UTC)
     until(lambda: {assignment.state for assignment in mq.groups.assignments(group)} == {"unassigned"})
 
     def at(time: datetime) -> list[tuple[int, str, str | None]]:

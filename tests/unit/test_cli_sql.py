@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -279,9 +279,9 @@ def test_sql_from_python_reads_keys_and_values_as_bytes_and_times_in_utc(mq: Con
 
 
 def test_sql_from_python_reads_an_earlier_step_or_time(mq: Connection) -> None:
-    before = datetime(2001, 1, 1, tzinfo=timezone.utc)
+    before = datetime(2001, 1, 1, tzinfo=UTC)
     query = "SELECT topic, max(offset) FROM log GROUP BY topic ORDER BY topic"
-    assert mq.sql(query, as_of=mq.state().step) == mq.sql(query, as_of=datetime.now(timezone.utc)) == mq.sql(query)
+    assert mq.sql(query, as_of=mq.state().step) == mq.sql(query, as_of=datetime.now(UTC)) == mq.sql(query)
     assert mq.sql(query, as_of=before).num_rows == mq.sql(query, as_of=before.replace(tzinfo=None)).num_rows == 0
 
 
@@ -379,7 +379,7 @@ def test_sql_as_of_a_step_or_time_reads_the_state_then(tmp_path: Path) -> None:
             steps.append((watermark.step, watermark.decided_at_ms))
     query = "SELECT count(*) AS n FROM log"
     for count, (step, at_ms) in enumerate(steps, 1):
-        at = datetime.fromtimestamp((at_ms + 1) / 1000, timezone.utc).isoformat()
+        at = datetime.fromtimestamp((at_ms + 1) / 1000, UTC).isoformat()
         for as_of in (str(step), at):
             assert json.loads(run(mq, query, as_of=as_of).stdout)["n"] == count
     assert json.loads(run(mq, query, as_of="0").stdout)["n"] == 0
@@ -433,7 +433,7 @@ def test_a_snapshot_holds_no_projection_that_came_while_it_was_opened(tmp_path: 
             mq.sql("SELECT 1", wait_ms=10_000)
 
         store: Any = _BusyStore(mq.namespace.store, project)
-        for as_of in (datetime.now(timezone.utc) + timedelta(days=1), mq.state().step):
+        for as_of in (datetime.now(UTC) + timedelta(days=1), mq.state().step):
             watermark, _ = take_snapshot(store, as_of)
             assert watermark.step <= opened_at_steps[-1] < read_watermark(mq.namespace.store).step
 

@@ -3,7 +3,7 @@
 import json
 import re
 import tracemalloc
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from examples import examples
@@ -131,7 +131,7 @@ def test_bars_are_as_high_as_their_values() -> None:
 
 
 def test_owners_are_drawn_from_when_to_when_they_had_a_partition() -> None:
-    begin = datetime(2030, 1, 1, tzinfo=timezone.utc)
+    begin = datetime(2030, 1, 1, tzinfo=UTC)
     end = begin + timedelta(minutes=10)
     periods = [
         OwnershipPeriod("t-0", "a", begin - timedelta(hours=1), begin + timedelta(minutes=5), "joined"),

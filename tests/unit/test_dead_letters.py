@@ -3,7 +3,7 @@
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,7 @@ def test_dead_letter_keeps_its_timestamp_until_it_returns_to_a_log_append_time_t
     mq.topics.create(plain, 1, config={"dead.letter.topic": dead})
     mq.topics.create(stamped, 1, config={"dead.letter.topic": dead, **stamps})
     for topic in (plain, stamped):
-        mq.publish(topic, pa.table({"value": [topic], "timestamp": [datetime(2020, 1, 1, tzinfo=timezone.utc)]}))
+        mq.publish(topic, pa.table({"value": [topic], "timestamp": [datetime(2020, 1, 1, tzinfo=UTC)]}))
         with member(mq, topic, new_name("g")) as consumer:
             consumer.reject(take_messages(consumer, 1))
             consumer.flush()

@@ -1,6 +1,6 @@
 """Delayed messages as a user sees them: published, waiting, released, fetched, and refused."""
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_released_message_looks_like_any_other(mq: Connection) -> None:
     wait_for_messages(mq, topic, 1)
     (message,) = mq.fetch(topic)
     assert (message.key, message.value, message.headers) == (b"k", b"v", (("h", b"x"),))
-    assert message.timestamp == datetime.fromtimestamp(5_000, timezone.utc)
+    assert message.timestamp == datetime.fromtimestamp(5_000, UTC)
 
 
 @pytest.mark.slow
@@ -63,8 +63,8 @@ def test_delay_counts_from_the_call_whatever_the_timestamp_is(mq: Connection) ->
     for topic, due_ms in dues_ms.items():
         assert wait_for_messages(mq, topic, 1) >= due_ms
     (old,), (stamped,) = mq.fetch(by_producer), mq.fetch(by_log)
-    assert old.timestamp == datetime.fromtimestamp(1, timezone.utc)
-    assert stamped.timestamp >= datetime.fromtimestamp(dues_ms[by_log] / 1000, timezone.utc)
+    assert old.timestamp == datetime.fromtimestamp(1, UTC)
+    assert stamped.timestamp >= datetime.fromtimestamp(dues_ms[by_log] / 1000, UTC)
 
 
 def test_delay_is_rounded_up_to_the_next_level(mq: Connection) -> None:
@@ -104,7 +104,7 @@ BAD_DELAYS: list[tuple[type[LakeMQError], dict[str, Any]]] = [
     (InvalidTimestamp, {"deliver_at": -1}),
     (InvalidTimestamp, {"deliver_at": YEAR_9999_MS + 1}),
     (InvalidTimestamp, {"deliver_at": "tomorrow"}),
-    (InvalidTimestamp, {"deliver_at": datetime(1969, 12, 31, tzinfo=timezone.utc)}),
+    (InvalidTimestamp, {"deliver_at": datetime(1969, 12, 31, tzinfo=UTC)}),
     (InvalidRecord, {"deliver_at": 1, "delay_ms": 1}),
 ]
 
@@ -135,7 +135,7 @@ def test_rows_with_a_bad_delay_are_rejected(mq: Connection) -> None:
 
 def test_delay_keyword_precedes_a_column_for_all_rows(mq: Connection) -> None:
     topic, table = new_topic(mq), pa.table({"value": ["a", "b"], "delay_ms": [0, 0], "at": [10**12] * 2})
-    far = datetime.fromtimestamp(now_ms() / 1000, timezone.utc) + timedelta(days=1)
+    far = datetime.fromtimestamp(now_ms() / 1000, UTC) + timedelta(days=1)
     for options in ({"deliver_at": far}, {"delay_ms": 86_400_000}):
         assert sum(unit.record_count for unit in mq.publish(topic, table, **options).waiting) == 2
     with pytest.raises(InvalidTimestamp, match="no time zone"):

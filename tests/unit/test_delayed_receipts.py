@@ -1,6 +1,6 @@
 """Receipts of delayed messages: they cancel and reschedule their own message, and no other."""
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -164,7 +164,7 @@ def test_cancel_where_cancels_matching_messages(mq: Connection) -> None:
     preview = mq.delayed.cancel_where(topic, b"a", dry_run=True)
     assert (preview.num_rows, set(preview.column("outcome").to_pylist())) == (49, {"waiting"})
     assert moved in preview.column("receipt").to_pylist()
-    late = f"deliver_at >= '{datetime.fromtimestamp(late_ms / 1000 + 4.5, timezone.utc)}' AND key = 'b'"
+    late = f"deliver_at >= '{datetime.fromtimestamp(late_ms / 1000 + 4.5, UTC)}' AND key = 'b'"
     cancelled = mq.delayed.cancel_where(topic, predicate=late)
     assert set(cancelled.column("outcome").to_pylist()) == {"cancelled"}
     assert 4 <= cancelled.num_rows <= 6

@@ -1,7 +1,7 @@
 """The rows of a plan are found in files and in steps. Both ways to join them agree."""
 
 import random
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def test_both_ways_to_join_ranges_return_the_same_rows(tmp_path: Path, monkeypat
         assert list_values(tables[0]) == [row for _, first, count in ranges for row in range(first, first + count)]
 
 
-FIRST, LAST = datetime(1970, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=timezone.utc)
+FIRST, LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("headers", [[None] * 3, [None, [], [("a", b"1"), ("a", None)]]])
@@ -129,4 +129,4 @@ def test_iterated_messages_equal_the_rows_of_the_table(headers: list[Any]) -> No
         Message("t", 0, 6, LAST, b"k", None, ()),
         Message("t", 7, 0, LAST, b"k", b"", tuple(headers[2] or ())),
     ]
-    assert all(message.timestamp.tzinfo is timezone.utc for message in messages)
+    assert all(message.timestamp.tzinfo is UTC for message in messages)

@@ -1,6 +1,6 @@
 """Rows for `publish`: any library that supports Arrow's interface works. Other values are refused within the call."""
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ HEADER_VIEWS = pa.list_(pa.struct([("key", pa.string_view()), ("value", pa.binar
         ({"value": VIEWS}, [b"a", None]),
         ({"headers": pa.array([[{"key": "a", "value": b"b"}]], HEADER_VIEWS)}, [[{"key": "a", "value": b"b"}]]),
         ({"partition": [1.0, None, 2.0]}, [1, None, 2]),
-        ({"timestamp": pa.array([1_000], pa.timestamp("ns"))}, [datetime(1970, 1, 1, 0, 0, 0, 1, timezone.utc)]),
+        ({"timestamp": pa.array([1_000], pa.timestamp("ns"))}, [datetime(1970, 1, 1, 0, 0, 0, 1, UTC)]),
     ],
 )
 def test_columns_of_other_types_are_converted_without_a_loss(column: dict[str, Any], expected: list[Any]) -> None:

@@ -1,7 +1,7 @@
 """Groups are deleted, and their offsets reset, with a sequencer that decides."""
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from lakemq.errors import (
 )
 from lakemq.jobs.cli import app
 
-NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture

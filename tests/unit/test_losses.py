@@ -1,7 +1,7 @@
 """Messages that retention deletes before a group reads them: who is named, where, and before what."""
 
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from lakemq.jobs.metrics.readers import FamilyBuilder, read_groups
 
 pytestmark = pytest.mark.slow
 
-OLD = datetime(2024, 1, 1, tzinfo=timezone.utc)
+OLD = datetime(2024, 1, 1, tzinfo=UTC)
 ASKED = "With these settings, retention of topic 't' deletes unread messages of slow (8)?"
 
 

@@ -1,12 +1,12 @@
 """Times that an operator types when looking back: a time of day is the last one."""
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
 from lakemq.jobs.commands.shared.times import parse_moment, parse_past_moment
 
-UNTIL = datetime(2026, 3, 1, 3, 0, 0, tzinfo=timezone.utc)
+UNTIL = datetime(2026, 3, 1, 3, 0, 0, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_past_time_is_read(text: str, expected: str) -> None:
 
 def test_a_time_of_day_is_in_utc_whatever_the_zone_of_the_end() -> None:
     here = UNTIL.astimezone(timezone(timedelta(hours=-8)))
-    assert parse_past_moment("02:10", here) == datetime(2026, 3, 1, 2, 10, tzinfo=timezone.utc)
+    assert parse_past_moment("02:10", here) == datetime(2026, 3, 1, 2, 10, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("text", ["24:00", "2:10", "02:60", "02:10:99", "yesterday", "", "9" * 30])

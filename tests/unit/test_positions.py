@@ -1,7 +1,7 @@
 """The start of a fetch and of a tail: exact to the microsecond, never a negative offset, after deleted messages."""
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from lakemq.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartit
 
 pytestmark = pytest.mark.slow
 
-AT = datetime(2024, 5, 1, 12, 0, 0, 123_456, tzinfo=timezone.utc)
+AT = datetime(2024, 5, 1, 12, 0, 0, 123_456, tzinfo=UTC)
 US = timedelta(microseconds=1)
 
 

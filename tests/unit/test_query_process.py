@@ -1,7 +1,7 @@
 """Queries of strangers, in a process with little memory, time and temporary space."""
 
 import tempfile
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
@@ -25,7 +25,7 @@ def test_query_in_a_process_returns_the_first_rows_with_long_texts_cut(mq: Conne
 def test_values_without_a_plain_form_come_as_texts(mq: Connection) -> None:
     query = "SELECT CAST(1.50 AS DECIMAL(9, 2)), TIMESTAMP '2030-01-01 12:00:00', array(1, NULL), 1 = 1, NULL"
     (row,) = run_query_in_process(mq.namespace, query, LIMITS).rows
-    assert row == ("1.50", datetime(2030, 1, 1, 12, tzinfo=timezone.utc), [1, None], True, None)
+    assert row == ("1.50", datetime(2030, 1, 1, 12, tzinfo=UTC), [1, None], True, None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +251,7 @@ CONFIG = {
     "retention.check.interval.ms": 1_000,
     "reader.grace.ms": 1_000,
 }
-LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)
+LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture

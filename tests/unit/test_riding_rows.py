@@ -1,7 +1,7 @@
 """Rows of small letters are in steps until a pass writes them: readable at once, and written once."""
 
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -77,7 +77,7 @@ def test_rows_in_a_step_are_read_at_once_without_a_file(mq: Connection) -> None:
         with lakemq.connect(mq.namespace.path) as later:
             assert values(later, "t") == texts
             assert [m.value.decode() for m in later.fetch("t", start=2)] == texts[2:]
-            assert later.offsets_for_times("t", {0: datetime(2001, 1, 1, tzinfo=timezone.utc)})[0][0] == 0
+            assert later.offsets_for_times("t", {0: datetime(2001, 1, 1, tzinfo=UTC)})[0][0] == 0
         assert len(set(mq.fetch("t").plan.segments["file_id"].to_pylist())) == 1
 
 

@@ -37,7 +37,7 @@ ALL_VALUE: dict[str, Any] = {
     "i": "ü",
     "j": b"\x00\xff",
     "k": dt.date(2024, 2, 29),
-    "l": dt.datetime(2024, 2, 29, 12, tzinfo=dt.timezone.utc),
+    "l": dt.datetime(2024, 2, 29, 12, tzinfo=dt.UTC),
     "m": dt.datetime(2024, 2, 29, 12),
     "n": [1, None],
     "o": [("k", [1]), ("q", None)],
@@ -207,7 +207,7 @@ def test_time_outside_the_years_that_python_reads_is_null() -> None:
     values = [json.dumps(row).encode() for time in outside for row in ({"at": time}, {"more": [time]})]
     values += [json.dumps({"at": time, "more": [time]}).encode() for time in within]
     assert schema.find_misfits(values) == {}
-    first, last = (dt.datetime(*day, tzinfo=dt.timezone.utc) for day in ((1, 1, 1), (9999, 12, 31, 23, 59, 59, 999999)))
+    first, last = (dt.datetime(*day, tzinfo=dt.UTC) for day in ((1, 1, 1), (9999, 12, 31, 23, 59, 59, 999999)))
     assert schema.parse(values).to_pylist() == [None] * 4 + [{"at": time, "more": [time]} for time in (first, last)]
 
 
@@ -315,7 +315,7 @@ def test_avro_types_become_columns() -> None:
         "u": 3,
         "id": uuid.UUID(int=1),
         "day": dt.date(2024, 1, 1),
-        "at": dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc),
+        "at": dt.datetime(2024, 1, 1, tzinfo=dt.UTC),
         "of_day": dt.time(1),
         "d": Decimal("1.25"),
         "many": Decimal("123456789012345678901234567890123456.25"),
@@ -340,7 +340,7 @@ def test_avro_default_is_the_value_that_its_encoding_decodes_to() -> None:
         "at": (
             {"type": "long", "logicalType": "timestamp-millis"},
             1000,
-            dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.timezone.utc),
+            dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC),
         ),
         "local": (["null", local], 7, dt.datetime(1970, 1, 1, 0, 0, 0, 7)),
         "of_day": ({"type": "int", "logicalType": "time-millis"}, 1000, "00:00:01"),
@@ -474,7 +474,7 @@ def logical(type: str, name: str, **more: Any) -> dict[str, Any]:
 
 
 NOON = dt.datetime(2024, 5, 1, 12)
-UTC_NOON = NOON.replace(tzinfo=dt.timezone.utc)
+UTC_NOON = NOON.replace(tzinfo=dt.UTC)
 ID = uuid.UUID(int=1)
 
 # type, values that are read as they were written, and values that are refused, with what the error says of them
@@ -527,7 +527,7 @@ def test_avro_encoding_takes_what_loses_nothing() -> None:
         ({"type": "array", "items": "double"}, np.array([1.5]), [1.5]),
         (logical("int", "date"), "2024-05-01", NOON.date()),
         (logical("int", "date"), dt.datetime(2024, 5, 1), NOON.date()),
-        (logical("long", "timestamp-millis"), np.int64(1), dt.datetime(1970, 1, 1, 0, 0, 0, 1000, dt.timezone.utc)),
+        (logical("long", "timestamp-millis"), np.int64(1), dt.datetime(1970, 1, 1, 0, 0, 0, 1000, dt.UTC)),
         (logical("string", "uuid"), str(ID), ID),
         (["int", "string", "null"], ("string", "t"), "t"),
         (["int", "string", "null"], ("null", None), None),

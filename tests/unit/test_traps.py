@@ -3,8 +3,8 @@
 import errno
 import time
 from collections.abc import Callable
-from datetime import date, datetime, timedelta, timezone
-from enum import Enum
+from datetime import UTC, date, datetime, timedelta, timezone
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def test_delivery_time_without_a_zone_is_refused(mq: Connection, topic: str) -> 
             producer.send(topic, "v", deliver_at=later)
         with pytest.raises(InvalidTimestamp, match="no time zone"):
             mq.delayed.schedule(topic, "v", deliver_at=later)
-        deliver_at = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(hours=1)
+        deliver_at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
         for same in (
             deliver_at,
             deliver_at.astimezone(timezone(timedelta(hours=5))),
@@ -313,7 +313,7 @@ def test_denied_access_has_another_error_than_a_failing_store(error: OSError, ki
 # Arguments of a call: right ones become plain Python, wrong ones are refused with `found` and `expected`.
 
 
-class Colour(str, Enum):
+class Colour(StrEnum):
     red = "red"
 
 

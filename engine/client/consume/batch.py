@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from enum import Enum
+from datetime import UTC, datetime
+from enum import StrEnum
 from functools import cached_property, reduce
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # The outcome of a poll: messages, or the reason for an empty batch.
 
 
-class PollOutcome(str, Enum):
+class PollOutcome(StrEnum):
     """The `outcome` of a batch. Compare it with these, or with their texts; `sentence` explains it."""
 
     MESSAGES = "messages"
@@ -80,7 +80,7 @@ class Ownership:
     @property
     def since(self) -> datetime:
         """Time at which the group assigned the partition, in UTC."""
-        return datetime.fromtimestamp(self.since_ms / 1000, timezone.utc)
+        return datetime.fromtimestamp(self.since_ms / 1000, UTC)
 
 
 class ConsumerBatch(ProcessBound):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cached_property
 from itertools import chain, repeat
 from sys import modules
@@ -203,7 +203,7 @@ def _iterate_messages(batch: pa.RecordBatch) -> Iterator[Message]:
     headers = columns.pop("headers")
     # Messages that were published together have the same time, so convert each distinct time once.
     times = columns["timestamp"].cast(pa.timestamp("us")).dictionary_encode()
-    distinct = [time.replace(tzinfo=timezone.utc) for time in times.dictionary.to_numpy(zero_copy_only=False).tolist()]
+    distinct = [time.replace(tzinfo=UTC) for time in times.dictionary.to_numpy(zero_copy_only=False).tolist()]
     return map(
         Message,
         columns["topic"].to_pylist(),

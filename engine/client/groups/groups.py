@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from ...namespace.process import ProcessBound
@@ -81,7 +81,7 @@ class OffsetResets:
         if isinstance(to, timedelta):
             if not timedelta() <= to <= _LONGEST_AGO:
                 raise invalid_argument("to", to, f"a duration of 0 to {_LONGEST_AGO.days} days")
-            to = datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=self._now_ms()) - to
+            to = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=self._now_ms()) - to
         if isinstance(to, datetime):
             time = parse_timestamp("to", to)
             assert isinstance(time, datetime)

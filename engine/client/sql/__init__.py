@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
-class SqlDialect(str, Enum):
+class SqlDialect(StrEnum):
     """Dialects of queries. They are here, so that `lakemq --help` need not load the modules that run queries."""
 
     spark = "spark"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from enum import Enum
+from enum import StrEnum
 
 from ...namespace.process import OwnLock
 from ...protocol.errors import (
@@ -120,7 +120,7 @@ class TransactionParts:
 # The phases of a transaction in the process that runs it, and the events that change them.
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     """The phases of a transaction in the process that runs it."""
 
     NONE = "none"
@@ -148,7 +148,7 @@ _REFUSALS = {
 """What a call at the wrong time finds, and what to do."""
 
 
-class PhaseEvent(str, Enum):
+class PhaseEvent(StrEnum):
     """The events that change the phase."""
 
     BEGIN = "begin"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -66,7 +66,7 @@ class InPartition(msgspec.Struct, frozen=True, array_like=True):
         return self.topic_id, self.partition
 
 
-class PartitionStatus(str, Enum):
+class PartitionStatus(StrEnum):
     """The states of a partition in a group, as Solace PubSub+ names them."""
 
     UNASSIGNED = "unassigned"
@@ -79,7 +79,7 @@ class PartitionStatus(str, Enum):
     """Its owner must give it up, and keeps it until it releases it."""
 
 
-class PartitionEvent(str, Enum):
+class PartitionEvent(StrEnum):
     """The events that change the state of a partition in a group."""
 
     ASSIGN = "assign"
@@ -109,7 +109,7 @@ PARTITION_TRANSITIONS = Transitions(
 PARTITION_EVENTS = PARTITION_TRANSITIONS.find_events_to()
 
 
-class GroupStatus(str, Enum):
+class GroupStatus(StrEnum):
     """The states of a group, by Kafka's names. They are derived from the other fields."""
 
     EMPTY = "Empty"

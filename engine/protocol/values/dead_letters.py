@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from functools import lru_cache
 
 import msgspec
@@ -99,7 +99,7 @@ class MessagesDeadLettered(GroupRecord, frozen=True, tag="messages_dead_lettered
     parts: list[SettledMessages]
 
 
-class RedriveEvent(str, Enum):
+class RedriveEvent(StrEnum):
     """The events that change the state of a dead letter."""
 
     REDRIVE = "redrive"

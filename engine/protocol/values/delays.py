@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from .base import Count, DueMillis, FileId, Number, Record, Request, Result, TransactionRecord, Transitions
 
 
-class DelayStatus(str, Enum):
+class DelayStatus(StrEnum):
     """The states of a range, as tables show them."""
 
     OPEN = "open"
@@ -26,7 +26,7 @@ class DelayStatus(str, Enum):
     ABORTED = "aborted"
 
 
-class DelayEvent(str, Enum):
+class DelayEvent(StrEnum):
     """The events that change the state of a range."""
 
     COMMIT = "commit"
@@ -195,7 +195,7 @@ class RangesDue(msgspec.Struct, frozen=True):
     pointer_ms: int
 
 
-class CancelOutcome(str, Enum):
+class CancelOutcome(StrEnum):
     """The result for a row that was to be cancelled or rescheduled."""
 
     CANCELLED = "cancelled"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -33,7 +33,7 @@ MAX_ERROR_LENGTH = 1_000
 """Characters of the text that a member may add when it gives a message back."""
 
 
-class AckOutcome(str, Enum):
+class AckOutcome(StrEnum):
     """The decision of a member about messages."""
 
     ACK = "accept"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 from .base import Transitions
@@ -12,7 +12,7 @@ Range = tuple[int, int]
 """The first offset and the number of offsets."""
 
 
-class DeliveryStatus(str, Enum):
+class DeliveryStatus(StrEnum):
     """The states of a message in a `queue` group, once it was delivered."""
 
     AVAILABLE = "available"
@@ -29,7 +29,7 @@ class DeliveryStatus(str, Enum):
     """It is finished."""
 
 
-class DeathReason(str, Enum):
+class DeathReason(StrEnum):
     """The reasons for which a message is not delivered again."""
 
     REJECTED = "rejected"
@@ -40,7 +40,7 @@ class DeathReason(str, Enum):
     """Its time to live ended before a member had seen it."""
 
 
-class DeliveryEvent(str, Enum):
+class DeliveryEvent(StrEnum):
     """The events that change the state of a message in a `queue` group."""
 
     ACQUIRE = "acquire"

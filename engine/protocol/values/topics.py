@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 import msgspec
@@ -19,7 +19,7 @@ MAX_PARTITIONS = 100_000
 """The largest number of partitions of a topic."""
 
 
-class LogStatus(str, Enum):
+class LogStatus(StrEnum):
     """The states of a partition of a topic."""
 
     ACTIVE = "active"
@@ -32,7 +32,7 @@ class LogStatus(str, Enum):
     """
 
 
-class LogEvent(str, Enum):
+class LogEvent(StrEnum):
     """The events that change the state of a partition of a topic."""
 
     REMOVE = "remove"

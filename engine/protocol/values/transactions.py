@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
@@ -46,7 +46,7 @@ class TransactionEnded(Result, frozen=True, tag="transaction_ended"):
     duplicate: bool = False
 
 
-class TransactionStatus(str, Enum):
+class TransactionStatus(StrEnum):
     """The states of a transactional id, by Kafka's names. Prepare states last no longer than a step."""
 
     EMPTY = "Empty"
@@ -58,7 +58,7 @@ class TransactionStatus(str, Enum):
     DEAD = "Dead"
 
 
-class TransactionEvent(str, Enum):
+class TransactionEvent(StrEnum):
     """The events that change the state of a transactional id."""
 
     INIT = "init"
@@ -93,7 +93,7 @@ TRANSACTION_TRANSITIONS = Transitions(
 _EVENTS = TRANSACTION_TRANSITIONS.find_events_to()
 
 
-class EndReason(str, Enum):
+class EndReason(StrEnum):
     """The causes of a transaction's end."""
 
     PRODUCER = "producer"

@@ -13,7 +13,7 @@ import secrets
 import ssl
 import threading
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
@@ -71,7 +71,7 @@ def _make_certificate() -> tuple[bytes, bytes, str]:
         from cryptography.x509.oid import NameOID
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "lakemq-line")])
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)

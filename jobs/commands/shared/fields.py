@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -244,7 +244,7 @@ def _microseconds(value: Any, index: int, places: _Locations) -> int | None:
         if isinstance(value, str):
             value = parse_moment(value)
         if isinstance(value, datetime):
-            aware = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+            aware = value if value.tzinfo else value.replace(tzinfo=UTC)
             return round((aware - _EPOCH).total_seconds() * 1e6)
         if value is None:
             return None
@@ -257,7 +257,7 @@ def _microseconds(value: Any, index: int, places: _Locations) -> int | None:
     )
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _partitions(values: Sequence[Any], places: _Locations) -> pa.Array:

@@ -13,7 +13,7 @@ import io
 import select
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ MAX_LINE_BYTES = 64 << 20
 _SILENCE_S = 0.05
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     """The format of a file with messages."""
 
     jsonl = "jsonl"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +21,7 @@ AsOf = Annotated[
 ]
 
 _STEP_MAX = 2**63 - 1
-_EPOCH = datetime.fromtimestamp(0, timezone.utc)
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _TIME_OF_DAY = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?")
 _DURATION = re.compile(
     r"P(?:(?P<weeks>[0-9]{1,6})W)?(?:(?P<days>[0-9]{1,6})D)?"
@@ -32,7 +32,7 @@ _DURATION = re.compile(
 def parse_time(text: str) -> datetime:
     """Parse an ISO 8601 time; without an offset it is UTC. Raises ValueError."""
     time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
-    return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def parse_as_of(text: str | None) -> int | datetime | None:
@@ -81,7 +81,7 @@ def parse_past_moment(text: str, until: datetime) -> datetime:
     """
     if match := _TIME_OF_DAY.fullmatch(text):
         hour, minute, second = (int(part or 0) for part in match.groups())
-        moment = until.astimezone(timezone.utc).replace(hour=hour, minute=minute, second=second, microsecond=0)
+        moment = until.astimezone(UTC).replace(hour=hour, minute=minute, second=second, microsecond=0)
         return moment if moment <= until else moment - timedelta(days=1)
     try:
         parsed = parse_moment(text)
@@ -107,7 +107,7 @@ def to_millis(moment: datetime | int) -> int:
 def parse_past_option(text: str, option: str, until: datetime | None = None) -> datetime:
     """Parse an option that names a past time; raise a usage error if it is no time. until: now by default."""
     try:
-        return parse_past_moment(text, until or datetime.now(timezone.utc))
+        return parse_past_moment(text, until or datetime.now(UTC))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from lakemq.jobs.commands.shared.times import from_millis
@@ -78,7 +78,7 @@ def read_delayed(console: Console, inputs: Mapping[str, Any]) -> Page:
 
 
 def _draw_due_times(console: Console) -> list[Part]:
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     begin = now.replace(second=0, microsecond=0)
     begin_ms = int(begin.timestamp() * 1000)
     end_ms = int(now.timestamp() * 1000) + _MINUTES * 60_000  # as the metric and the overview count

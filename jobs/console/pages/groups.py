@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from lakemq.jobs.commands.groups import list_settings
@@ -222,7 +222,7 @@ def _list_members(members: list[MemberInfo]) -> Table:
 
 
 def _draw_owners(console: Console, name: str, minutes: int) -> list[Part]:
-    end = datetime.now(timezone.utc)
+    end = datetime.now(UTC)
     begin = end - timedelta(minutes=minutes)
 
     def draw() -> list[Part]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow.compute as pc
@@ -166,7 +166,7 @@ def _list_lags(console: Console) -> list[Part]:
 
 
 def _draw_last_hour(console: Console) -> list[Part]:
-    begin = datetime.now(timezone.utc).replace(second=0, microsecond=0) - timedelta(minutes=_CHART_MINUTES - 1)
+    begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=_CHART_MINUTES - 1)
 
     def draw() -> list[Part]:
         since_ms = int(begin.timestamp() * 1000)

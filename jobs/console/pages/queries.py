@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.namespace.step_reader import take_snapshot
@@ -74,7 +74,7 @@ def read_history_page(console: Console, inputs: Mapping[str, Any]) -> Page:
 
 
 def _read_until_ms(text: str) -> int:
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     try:
         return to_millis(parse_past_moment(text, now) if text else now)
     except (ValueError, OverflowError) as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import reduce
 from operator import and_
 from typing import Any, cast
@@ -596,6 +596,6 @@ def _describe_foreign(commit: Mapping[str, Any]) -> str:
     mode = str((commit.get("operationParameters") or {}).get("mode", ""))
     if engine.startswith(ENGINE) and operation in _OUR_OPERATIONS:
         return ""
-    at = datetime.fromtimestamp(int(commit.get("timestamp", 0)) / 1000, timezone.utc)
+    at = datetime.fromtimestamp(int(commit.get("timestamp", 0)) / 1000, UTC)
     when = at.replace(tzinfo=None).isoformat(timespec="milliseconds")
     return f"{operation}{f' ({mode})' if mode else ''} by {engine} at {when}Z"
