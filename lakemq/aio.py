@@ -312,7 +312,8 @@ class AsyncConsumer(Generic[C]):
             await asyncio.shield(_run_in(self._polls, self._joined.close))
 
     async def __aenter__(self: SomeConsumer) -> SomeConsumer:
-        self._joined = await self._run(self._join)
+        joined: C = await self._in_polls(lambda _: self._join(), lambda consumer: consumer.close())
+        self._joined = joined
         return self
 
     async def __aexit__(self, *_: object) -> None:

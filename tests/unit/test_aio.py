@@ -317,6 +317,25 @@ def test_the_next_poll_raises_the_error_of_a_cancelled_one(mq: Connection, topic
     run(mq, main)
 
 
+def test_a_member_whose_join_is_cancelled_leaves_its_group(mq: Connection, topic: str, group: str) -> None:
+    async def main(connection: lakemq.aio.AsyncConnection) -> None:
+        consumer = connection.consumer(group, topics=[topic])
+        join, joined, release = consumer._join, list[Any](), threading.Event()
+
+        def join_and_wait() -> Any:
+            joined.append(join())
+            release.wait(60)
+            return joined[0]
+
+        consumer._join = join_and_wait
+        entering = asyncio.create_task(consumer.__aenter__())
+        await cancel_when(entering, lambda: bool(joined))
+        release.set()
+        await connection.run(until, lambda: joined[0]._lock.is_closed)
+
+    run(mq, main)
+
+
 def test_the_loop_goes_on_while_a_poll_waits_and_threads_stay_few(mq: Connection, topic: str, group: str) -> None:
     async def main(connection: lakemq.aio.AsyncConnection) -> None:
         async with connection.consumer(group, topics=[topic]) as consumer, connection.producer() as producer:
