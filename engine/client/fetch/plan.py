@@ -172,11 +172,7 @@ def resolve_offsets(topic: Topic, position: Mapping[int, int], defaults: Mapping
     offsets = {}
     for partition, offset in position.items():
         if partition not in first:
-            raise UnknownTopicOrPartition(
-                f"{topic.topic} has no such partition.",
-                found=partition,
-                expected=f"0 to {topic.log_count - 1}",
-            )
+            raise unknown_partition(topic.topic, partition, topic.log_count)
         number = check_offset(offset, lowest=-2)
         offsets[partition] = {-2: first[partition], -1: defaults[partition]}.get(number, number)
     return offsets
