@@ -48,7 +48,7 @@ _SPARK_NAMES = {
 _EXPECTED = (
     "the DDL of a struct, such as 'id BIGINT NOT NULL, tags ARRAY<STRING>', of BOOLEAN, TINYINT, SMALLINT, INT, "
     "BIGINT, FLOAT, DOUBLE, DECIMAL(p,s), STRING, BINARY, DATE, TIMESTAMP, TIMESTAMP_NTZ, ARRAY, MAP<STRING,...> "
-    "and STRUCT; a field may have NOT NULL and COMMENT"
+    "and STRUCT; a field may have NOT NULL and COMMENT. A schema in JSON needs schema.type json or avro"
 )
 
 
