@@ -161,7 +161,7 @@ class IdempotentBatches:
             if (destination, error) not in self._logged:
                 self._logged.add((destination, error))
                 rows = [rows for rows in rejected if (rows.source, rows.error) == (destination, error)]
-                text = "%s The table rejected_rows lists them, and later ones. Set on_error to fail to get errors."
+                text = '%s The table rejected_rows lists them, and later ones. With on_error="fail" flush raises them.'
                 log.warning(text, describe_rejected_rows(rows))
 
     def note_failure(self, error: BaseException) -> None:
