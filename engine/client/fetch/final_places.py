@@ -23,10 +23,14 @@ Mask = npt.NDArray[np.bool_]
 
 
 class _Pieces(NamedTuple):
-    """Parts of segments. final: the index of the final range in which it lies and is read; -1: it is read elsewhere.
+    """Parts of segments, each within one final range or outside of all.
 
-    segment: index of its segment. skipped: rows of the segment before it. length: its messages. nth: messages before it
-    in the final range.
+    Attributes:
+        segment: index of its segment.
+        skipped: messages of the segment before it.
+        length: its messages.
+        final: index of the final range from which it is read; -1: it is read from the file that was published.
+        nth: messages before it in the final range.
     """
 
     segment: Numbers
@@ -83,34 +87,37 @@ def _mask_dense(finals: pa.Table) -> Mask:
     return mask
 
 
-def _cut_partition(segments: pa.Table, mine: Numbers, finals: pa.Table, partition: int) -> _Pieces:
-    """Return the pieces of the segments of a partition, whose indexes these are."""
-    own = np.flatnonzero(finals.column("partition").to_numpy() == partition)
-    bases, counts = finals.column("base_offset").to_numpy()[own], finals.column("record_count").to_numpy()[own]
-    ends = finals.column("last_offset").to_numpy()[own] + 1
-    begin = segments.column("base_offset").to_numpy()[mine]
-    end = begin + segments.column("record_count").to_numpy()[mine]
+def _cut_partition(segments: pa.Table, indices: Numbers, finals: pa.Table, partition: int) -> _Pieces:
+    """Return the pieces of the segments of a partition. indices: of these segments."""
+    final_indices = np.flatnonzero(finals.column("partition").to_numpy() == partition)
+    bases, ends, counts = (
+        finals.column(name).to_numpy()[final_indices] for name in ("base_offset", "last_offset", "record_count")
+    )
+    ends = ends + 1
+    begin = segments.column("base_offset").to_numpy()[indices]
+    end = begin + segments.column("record_count").to_numpy()[indices]
+    # Cut each segment where a final range begins or ends within it.
     bounds = np.unique(np.concatenate([bases, ends]))
     low = np.searchsorted(bounds, begin, side="right")
     number = np.searchsorted(bounds, end, side="left") - low + 1
-    index = np.repeat(np.arange(len(mine)), number)
+    index = np.repeat(np.arange(len(indices)), number)
     nth = np.arange(len(index)) - np.repeat(np.cumsum(number) - number, number)
     inner = np.append(bounds, 0)  # an offset after the last one is looked up, and not used
     piece_begin = np.where(nth == 0, begin[index], inner[low[index] + nth - 1])
     piece_end = np.where(nth == number[index] - 1, end[index], inner[low[index] + nth])
     length = piece_end - piece_begin
+    # Find the final range of each piece. -1 stands for none, and is also the index of what is appended below.
     at = np.searchsorted(bases, piece_begin, side="right") - 1
     final = np.where((at >= 0) & (piece_begin < np.append(ends, 0)[at]), at, -1)
-    before, total = _count_messages(final, length, len(own))
-    is_dense = _mask_dense(finals)[own]
-    is_dead = segments.column("dead_letter").is_valid().to_numpy()[mine][index]
-    has_dead = np.bincount(final[is_dead & (final >= 0)], minlength=len(own)) > 0
+    # A final range is used if the place of each message is known: it has no gap, or all its messages were looked up.
+    before, total = _count_messages(final, length, len(final_indices))
+    is_dense = _mask_dense(finals)[final_indices]
+    is_dead = segments.column("dead_letter").is_valid().to_numpy()[indices][index]
+    has_dead = np.bincount(final[is_dead & (final >= 0)], minlength=len(final_indices)) > 0
     is_used = _select_last_stretch((is_dense | (total == counts)) & ~has_dead)
     final = np.where((final >= 0) & np.append(is_used, False)[final], final, -1)
     place = np.where(np.append(is_dense, False)[final], piece_begin - np.append(bases, 0)[final], before)
-    return _Pieces(
-        mine[index], piece_begin - begin[index], length, np.where(final >= 0, np.append(own, -1)[final], -1), place
-    )
+    return _Pieces(indices[index], piece_begin - begin[index], length, np.append(final_indices, -1)[final], place)
 
 
 def _count_messages(final: Numbers, length: Numbers, final_count: int) -> tuple[Numbers, Numbers]:
@@ -124,7 +131,7 @@ def _count_messages(final: Numbers, length: Numbers, final_count: int) -> tuple[
 
 
 def _select_last_stretch(usable: Mask) -> Mask:
-    """Return the mask of the last usable ranges that follow one another."""
+    """Return the mask of the last usable ranges that follow one another: Spark reads one range per partition."""
     changes = np.cumsum(np.diff(usable[::-1], prepend=False))[::-1]  # up to the end: usable or not
     mask: Mask = changes == 1
     return mask
