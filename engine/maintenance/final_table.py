@@ -94,7 +94,7 @@ class _Rewrite:
 
 
 class FinalTable:
-    """The table during one term of leadership. It works with the handles of the passes, between two of them."""
+    """The table during one term of leadership. The projector calls it between two passes, with its handles."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class FinalTable:
         self._merge_every_ms = min(SETTLED_MS, config.ms("merge.grace.ms"))
         self._merged_at_ms: int | None = None
         self._damaged, self._full = set[int](), set[int]()
-        """Files that cannot be read, and those that have no room for their neighbour."""
+        """Files that cannot be read, and those that no later pass tries to merge with the next file."""
         self.has_more = False
         """Whether files wait for another pass to be rewritten."""
 
@@ -226,7 +226,7 @@ class FinalTable:
     def _swap_rows(self, segments: TableHandle, rewrites: Sequence[_Rewrite]) -> None:
         """Let `segments` name the new files, in one commit."""
         ranges = pa.concat_tables(rewrite.ranges for rewrite in rewrites)
-        places = set(zip(*(ranges.column(name).to_pylist() for name in _PLACE), strict=True))
+        places = set(_list_tuples(ranges, _PLACE))
         stored = []
         for file in segments.files(kind=_FINAL):
             if _mask_places(segments.read(["kind", *_PLACE], files=[file], kind=_FINAL), places).any():
@@ -252,7 +252,7 @@ def _mask_places(rows: pa.Table, places: set[tuple[Any, ...]]) -> Mask:
     """Return which rows of final messages begin at one of these places: topic, partition, offset."""
     mask: Mask = np.array(pc.equal(rows.column("kind"), FINAL_PENDING))
     of_final = rows.filter(pa.array(mask))
-    mask[mask] = [place in places for place in zip(*(of_final.column(n).to_pylist() for n in _PLACE), strict=True)]
+    mask[mask] = [place in places for place in _list_tuples(of_final, _PLACE)]
     return mask
 
 
@@ -286,7 +286,7 @@ def _list_named_files(rows: pa.Table) -> list[_NamedFile]:
     firsts = [(name, "first") for name in ("topic_id", "topic", "step", "footer_hash")]
     files = named.aggregate([*firsts, ("record_count", "sum")])
     names = ["file_id", *(f"{name}_first" for name, _ in firsts), "record_count_sum"]
-    return [_NamedFile(*values) for values in zip(*(files.column(name).to_pylist() for name in names), strict=True)]
+    return [_NamedFile(*values) for values in _list_tuples(files, names)]
 
 
 def _count_whole_rows(rows: pa.Table, live: LiveState) -> pa.Table:
@@ -302,17 +302,18 @@ def _find_ranges(rows: pa.Table, replaced: Sequence[_NamedFile]) -> pa.Table:
     is_named = pc.is_in(rows.column("file_id"), pa.array([file.file_id for file in replaced], pa.int64()))
     named = rows.filter(is_named)
     extents = named.group_by("partition").aggregate([("base_offset", "min"), ("last_offset", "max")])
-    between = dict.fromkeys(named.column("partition").to_pylist(), (0, 0))
-    for partition, first, last in zip(*(column.to_pylist() for column in extents.columns), strict=True):
-        between[partition] = first, last
+    names = ("partition", "base_offset_min", "last_offset_max")
+    bounds = {partition: (low, high) for partition, low, high in _list_tuples(extents, names)}
     empty = rows.filter(pc.field("file_id").is_null())
     is_between = [
-        first > (low_high := between.get(partition, (0, -1)))[0] and last < low_high[1]
-        for partition, first, last in zip(
-            *(empty.column(name).to_pylist() for name in ("partition", "base_offset", "last_offset")), strict=True
-        )
+        partition in bounds and bounds[partition][0] < first and last < bounds[partition][1]
+        for partition, first, last in _list_tuples(empty, ("partition", "base_offset", "last_offset"))
     ]
     return pa.concat_tables([named, empty.filter(pa.array(is_between, pa.bool_()))])
+
+
+def _list_tuples(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows.column(name).to_pylist() for name in names), strict=True)
 
 
 def _cut_ranges(ranges: pa.Table, live: LiveState) -> pa.Table:
