@@ -185,10 +185,12 @@ class Gate:
         """Raise ExpectationFailed if all rows are refused. measured: values of `Suite.aggregates_sql`, in order."""
         suite = self.suite
         counts = measured[: 2 * len(suite.rules_with_mostly)]
-        for rule, wrong, of in zip(suite.rules_with_mostly, counts[::2], counts[1::2], strict=True):
+        for rule, wrong, checked in zip(suite.rules_with_mostly, counts[::2], counts[1::2], strict=True):
             # shares are divided, as a share is written: 0.55 * 100 is above 55
-            if of and (int(of) - int(wrong)) / int(of) < (rule.mostly or 0):
-                self._refuse_all(f"{wrong} of {of} rows fail {rule.description}", f"that {rule.mostly:g} of them hold")
+            if checked and (int(checked) - int(wrong)) / int(checked) < (rule.mostly or 0):
+                self._refuse_all(
+                    f"{wrong} of {checked} rows fail {rule.description}", f"that {rule.mostly:g} of them hold"
+                )
         for table_rule, measured_value in zip(suite.table, measured[len(counts) :], strict=True):
             try:
                 is_within = table_rule.is_within_bounds(measured_value)
@@ -254,7 +256,7 @@ class Gates:
         self._folder, self._known, self._lock = folder, dict[str, "Gate | None"](), threading.Lock()
 
     def of(self, destination: str) -> Gate | None:
-        """Raises InvalidConfig for a suite that cannot be used."""
+        """Return the gate of a topic; None: it has none. Raises InvalidConfig for a suite that cannot be used."""
         if self._folder is None:
             return None
         with self._lock:
