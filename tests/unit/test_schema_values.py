@@ -159,7 +159,7 @@ def test_bad_schemas_are_refused() -> None:
     ):
         with pytest.raises(InvalidConfig, match="cannot be read as DDL"):
             parse_ddl(text)
-    with pytest.raises(InvalidConfig, match="schema.type json or avro"):
+    with pytest.raises(InvalidConfig, match=r"schema\.type json or avro"):
         parse_ddl('{"type": "object"}')
     remote, missing = '{"$ref": "https://example.com/s.json"}', '{"$ref": "#/$defs/none"}'
     for text in ("{", '{"type": "frob"}', remote, missing, "[]"):
