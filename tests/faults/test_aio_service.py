@@ -63,6 +63,22 @@ class Load:
             thread.join()
 
 
+def test_a_service_whose_shipping_has_failed_ships_again(tmp_path: Path) -> None:
+    with served(tmp_path) as mq:
+        mq.topics.create("orders", 4)
+        mq.groups.create("ship", {"group.protocol": "queue", "max.redelivery.count": -1})
+        with run_service(tmp_path, mq.namespace.path):
+            until(lambda: len(mq.groups.members("ship")) == 2)
+            failed = {member.member_id for member in mq.groups.members("ship")}
+            with mq.producer() as producer:
+                for number in range(40):  # `shipped` is missing
+                    producer.send("orders", f"order {number}", key=f"customer-{number}")
+            until(lambda: failed.isdisjoint(member.member_id for member in mq.groups.members("ship")))
+            mq.topics.create("shipped", 1)
+            wait_until_idle(mq, "ship", 60)
+        assert set(values(mq, "shipped")) == set(values(mq, "orders"))
+
+
 def test_a_service_loses_no_order_when_one_of_two_workers_is_killed(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("orders", 4)
