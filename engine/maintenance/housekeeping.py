@@ -211,8 +211,8 @@ class Housekeeping:
     def _find_log_retention_ms(self, handle: TableHandle) -> int:
         """Return how long entries of the table's log stay, and with those of `final_messages` the files they name.
 
-        These count from the newest file with new messages: a stream that has read everything plans its last batch again
-        when it starts again. Spark lists all entries at each query.
+        For `final_messages` their age counts from its newest file, because a stream that has read everything plans its
+        last batch again when it restarts. Spark lists all entries at each query, so there is a bound on their number.
         """
         if handle.spec is not FINAL_MESSAGES:
             return handle.spec.log_retention_ms

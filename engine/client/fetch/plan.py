@@ -108,7 +108,7 @@ def replan(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
     starts = dict(zip(partitions, spans.column("base_offset_min").to_pylist(), strict=True))
     ends = dict(zip(partitions, pc.add(spans.column("last_offset_max"), 1).to_pylist(), strict=True))
     new_plan = plan_fetch(reader, topic, plan.isolation, starts, ends)
-    if new_plan.segments.equals(plan.segments):  # a final file is damaged: the messages are also where they came
+    if new_plan.segments.equals(plan.segments):  # a final file is damaged: read what was published
         new_plan = plan_fetch(reader, topic, plan.isolation, starts, ends, reads_final=False)
     if new_plan.segments.equals(plan.segments):
         return None

@@ -183,7 +183,7 @@ class DirectLine:
         self._client_id = ""
         self._next_try_ms: float = clock.steady_ms()
         self._failures = 0
-        """Tries in a row without a line."""
+        """Tries in a row without a line, where each costs requests to a store."""
         self._was_wrong = False
         """At the last try another process answered, which was logged."""
         close_in_forked_child(self)
@@ -257,7 +257,7 @@ class DirectLine:
         self._next_try_ms = self._clock.steady_ms() + self._next_pause_ms(BAD_LINE_MS)
 
     def _next_pause_ms(self, on_disk_ms: int) -> float:
-        """Return the time until the next try. on_disk_ms: where trying costs no requests to a store."""
+        """Count a failed try, and return the time until the next. on_disk_ms: where tries are free."""
         if isinstance(self._files, LocalFiles):
             return on_disk_ms
         pause_ms = min(LONGEST_PAUSE_MS, BAD_LINE_MS << min(self._failures, 16))
