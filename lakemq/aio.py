@@ -57,6 +57,11 @@ async def _run_in(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: 
     return await asyncio.wrap_future(pool.submit(context.run, partial(call, *arguments, **keywords)))
 
 
+def _close_result(connecting: Future[lakemq.Connection]) -> None:
+    if not connecting.cancelled():
+        connecting.result().close()
+
+
 @asynccontextmanager
 async def connect(path: str, **options: Any) -> AsyncIterator[AsyncConnection]:
     """Connect to a namespace, and close the connection at the end of the block.
@@ -71,7 +76,12 @@ async def connect(path: str, **options: Any) -> AsyncIterator[AsyncConnection]:
     """
     pool = ThreadPoolExecutor(_THREADS, "lakemq-aio")
     try:
-        sync = await _run_in(pool, lakemq.connect, path, **options)
+        connecting = pool.submit(contextvars.copy_context().run, partial(lakemq.connect, path, **options))
+        try:
+            sync = await asyncio.wrap_future(connecting)
+        except asyncio.CancelledError:  # the call goes on in its thread
+            pool.submit(_close_result, connecting)
+            raise
         try:
             yield AsyncConnection(sync, partial(_run_in, pool))
         finally:

@@ -89,6 +89,7 @@ class MovableClock(SystemClock):
             seconds: as days.
 
         Raises:
+            ValueError: the clock would go back.
             TimeoutError: due messages were not released in time.
         """
         from lakemq.errors import GroupIdNotFound, UnknownMemberId
@@ -96,6 +97,8 @@ class MovableClock(SystemClock):
         if self._mq is None:
             raise ValueError("The clock belongs to no namespace that is served.")
         passed = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        if passed < timedelta():
+            raise ValueError(f"The clock goes only forward: found {passed.total_seconds():g} s.")
         end_ms = self.ahead_ms + passed // timedelta(milliseconds=1)
         end_ms += -(super().now_ms() + end_ms) % SLOT_MS
         for member in sorted(self._lost, key=lambda lost: lost.ends_ms):

@@ -219,9 +219,8 @@ class DeadLetters(ProcessBound):
         topic_ids = self._fetcher().read_dead_letter_topic_ids()
 
         def find(state: State) -> list[str]:
-            named = {topic.setting("dead.letter.topic") or topic.topic + SUFFIX for topic in state.topics.values()}
             stored = {state.topics[topic_id].topic for topic_id in topic_ids if topic_id in state.topics}
-            return sorted(name for name in named | stored if name in state.topic_ids)
+            return sorted(name for name in _name_topics(state) | stored if name in state.topic_ids)
 
         return self._fetcher().query(find)
 
@@ -240,7 +239,13 @@ class DeadLetters(ProcessBound):
 
     def _plan(self, topic: str) -> FetchPlan:
         # Expired messages are included, because `_read_rows` finds the cause of a row by its number in the plan.
-        return self._fetcher().plan(topic, "read_committed", "earliest", "latest", include_expired=True)
+        try:
+            return self._fetcher().plan(topic, "read_committed", "earliest", "latest", include_expired=True)
+        except UnknownTopicOrPartition as error:
+            if topic not in self._fetcher().query(_name_topics):
+                raise
+            detail = f"Dead-letter topic {topic!r} does not exist: no message has died yet, or it was deleted."
+            raise type(error)(detail, found=topic) from None
 
     def _find_open(self, plan: FetchPlan) -> dict[int, Spans]:
         """Return the offsets of open dead letters in the plan, by partition."""
@@ -349,6 +354,11 @@ class DeadLetters(ProcessBound):
         while (count := self._fetcher().query(count_dying)) and self._clock.steady_ms() < deadline_ms:
             self._clock.sleep(_LOOK_MS)
         return count
+
+
+def _name_topics(state: State) -> set[str]:
+    """Return the names of the dead-letter topics of all topics. One is created when the first message dies."""
+    return {topic.setting("dead.letter.topic") or topic.topic + SUFFIX for topic in state.topics.values()}
 
 
 def _count(spans: Mapping[int, Spans]) -> int:

@@ -53,6 +53,12 @@ def put_topic_views(spark: SparkSession, namespace: Namespace, topics: Iterable[
             f"SELECT *, from_json(CAST(value AS STRING), '{text}') AS {DATA}\n"
             f"FROM `{tables}`.final_messages WHERE topic = '{topic.topic}'"
         )
+        if (topic.high_watermarks > topic.log_starts).any() and not (topic.final_offsets > topic.log_starts).any():
+            log.warning(
+                "The view of topic %s is empty: none of its messages is final yet, which needs the sequencer's setting"
+                " final.interval.ms.",
+                topic.topic,
+            )
     for name in {view.name for view in spark.catalog.listTables(database)} - {*views.values()}:
         spark.sql(f"DROP VIEW IF EXISTS `{database}`.`{name}`")
     return {topic: f"{database}.{view}" for topic, view in views.items()}

@@ -75,6 +75,12 @@ def test_topic_with_a_schema_has_a_view_with_its_fields(
         other = lakemq.connect(str(tmp_path / "other"), spark=spark, create=True)
         with other, pytest.raises(NamespaceError, match="already has a database other_topics"):
             other.put_topic_views()
+    with lakemq.connect(str(tmp_path / "late"), spark=spark, create=True) as late, late.serving():
+        late.topics.create("a", config={"schema": DDL})
+        late.publish("a", pa.table({"value": VALUES[:1]}))
+        with caplog.at_level(logging.WARNING):
+            late.put_topic_views()
+        assert "The view of topic a is empty" in caplog.text
 
 
 @pytest.fixture

@@ -336,6 +336,25 @@ def test_a_member_whose_join_is_cancelled_leaves_its_group(mq: Connection, topic
     run(mq, main)
 
 
+def test_a_cancelled_connect_is_closed(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, connected, release = lakemq.connect, list[Connection](), threading.Event()
+
+    def connect_and_wait(path: str) -> Connection:
+        connected.append(connect(path))
+        release.wait(60)
+        return connected[0]
+
+    monkeypatch.setattr(lakemq, "connect", connect_and_wait)
+
+    async def main() -> None:
+        entering = asyncio.create_task(lakemq.aio.connect(mq.namespace.path).__aenter__())
+        await cancel_when(entering, lambda: bool(connected))
+        release.set()
+
+    asyncio.run(main())
+    until(lambda: connected[0]._open._is_closed)
+
+
 def test_the_loop_goes_on_while_a_poll_waits_and_threads_stay_few(mq: Connection, topic: str, group: str) -> None:
     async def main(connection: lakemq.aio.AsyncConnection) -> None:
         async with connection.consumer(group, topics=[topic]) as consumer, connection.producer() as producer:

@@ -325,6 +325,8 @@ def test_bad_conditions_of_dead_letters_are_refused(mq: Connection) -> None:
             mq.dead_letters.all(dead, where)  # type: ignore[arg-type]
     with pytest.raises(UnknownTopicOrPartition):
         mq.dead_letters.redrive("no-such-topic")
+    with pytest.raises(UnknownTopicOrPartition, match="no message has died yet"):
+        mq.dead_letters.redrive(f"{new_topic(mq)}.dlq")
     with pytest.raises(UnknownTopicOrPartition):
         mq.dead_letters.counts("no-such-topic")
     with pytest.raises(InvalidRequest, match="rate_per_s"):

@@ -142,6 +142,12 @@ def test_dead_letters_come_with_their_reasons(mq: Connection, orders: str) -> No
     assert read_dead_letters(mq, "other") == []
 
 
+@pytest.mark.usefixtures("mq")
+def test_the_clock_goes_only_forward(mq_clock: MovableClock) -> None:
+    with pytest.raises(ValueError, match="found -60 s"):
+        mq_clock.advance(minutes=-1)
+
+
 def test_a_wait_that_times_out_says_what_it_waited_for(mq: Connection, orders: str) -> None:
     with pytest.raises(TimeoutError, match="Waited 0 s for rain"):
         wait_until(lambda: False, "rain", 0)
