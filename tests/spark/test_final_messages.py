@@ -161,7 +161,7 @@ def test_native_stream_goes_on_after_merges_and_retention(spark: SparkSession, t
 
 
 def test_fetched_dataframe_scans_final_files_without_a_join(spark: SparkSession, tmp_path: Path) -> None:
-    with lakemq.connect(str(tmp_path / "mq"), spark=spark, create=True, config=CONFIG) as mq, mq.serving():
+    with lakemq.connect(str(tmp_path / "scanned"), spark=spark, create=True, config=CONFIG) as mq, mq.serving():
         mq.topics.create("orders", 3)
         for _ in range(2):
             keys = [str(i) for i in range(30)]
@@ -171,7 +171,7 @@ def test_fetched_dataframe_scans_final_files_without_a_join(spark: SparkSession,
                 producer.send("orders", "committed", key="1")
                 producer.commit_transaction()
             until(lambda: are_all_final(mq))
-    with lakemq.connect(str(tmp_path / "mq"), spark=spark) as mq:
+    with lakemq.connect(str(tmp_path / "scanned"), spark=spark) as mq:
         ends = mq.end_offsets("orders")
         for starts in ({0: 0, 1: 0, 2: 0}, {0: 3, 2: ends[2] - 5}):
             fetched, published = mq.fetch("orders", start=starts), fetch_published(mq, "orders", starts)

@@ -19,7 +19,7 @@ from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords, TopicRef
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.messages import MESSAGES, file_stem
+from lakemq.tables.specs.messages import FINAL_FILES, MESSAGES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.topics import SEGMENTS
 
@@ -163,7 +163,7 @@ def test_sequencer_killed_at_a_point_loses_nothing(player: Player, point: str) -
 def assert_segments_find_their_files(player: Player) -> None:
     """A reader of tables only, such as SQL, finds the rows of every segment: files are registered first."""
     store = player.world.namespace.store
-    named = store.open(SEGMENTS).read(["file_id"], pc.field("first_row").is_valid()).column("file_id")
+    named = store.open(SEGMENTS).read(["file_id"], pc.field("file_id") < FINAL_FILES).column("file_id")
     named_files = {file_stem(file_id) for file_id in named.to_pylist()}
     assert named_files <= {Path(file.path).stem for file in store.open(MESSAGES).files()}
 

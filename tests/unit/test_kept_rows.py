@@ -88,9 +88,9 @@ def test_a_consumer_reads_each_row_group_once(mq: Connection, monkeypatch: pytes
     mq.publish(topic, pa.table({"value": [f"{i}" for i in range(5_000)]}))
     real = rows_module.open_data_file
 
-    def count_read(files: Files, file_id: int, footer_hash: int | None) -> Any:
+    def count_read(files: Files, file_id: int, footer_hash: int | None, topic: str) -> Any:
         opened.append(file_id)
-        return real(files, file_id, footer_hash)
+        return real(files, file_id, footer_hash, topic)
 
     monkeypatch.setattr(rows_module, "open_data_file", count_read)
     read = []

@@ -55,6 +55,17 @@ def test_callback_that_ignores_the_error_leaves_it_to_the_next_flush(mq: Connect
     assert values(mq, topic) == ["good"]
 
 
+def test_calls_that_act_for_a_thread_get_each_error_once_whichever_threads_run_them(mq: Connection):
+    with mq.producer(linger_ms=0) as producer:
+        flush = producer._failures.bind_to_thread(producer.flush)
+        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+            first.submit(flush).result()
+            producer.send(new_name("missing"), "lost").add_done_callback(lambda _: None)
+            with pytest.raises(UnknownTopicOrPartition):
+                second.submit(flush).result()
+            first.submit(flush).result()
+
+
 def test_error_of_a_record_fails_no_send_of_any_thread_and_each_flush(
     mq: Connection, topic: str, caplog: pytest.LogCaptureFixture
 ):

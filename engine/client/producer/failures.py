@@ -86,11 +86,11 @@ class Failures:
     @property
     def is_tracking(self) -> bool:
         """Whether this thread has used the producer before."""
-        return self._local.progress.number >= 0
+        return self.progress.number >= 0
 
     def has_reported(self, number: int) -> bool:
         """Return whether this thread has got the error of the batch, if it failed."""
-        return self._local.progress.number >= number
+        return self.progress.number >= number
 
     def list_unreported(self) -> list[Failure]:
         """Return the kept failures that no thread has got."""
@@ -111,7 +111,7 @@ class Failures:
 
     def start_tracking(self) -> None:
         """Report later failures to this thread."""
-        self._start_tracking(self._local.progress)
+        self._start_tracking(self.progress)
 
     def _start_tracking(self, progress: ThreadProgress) -> None:
         if progress.number < 0:
@@ -119,7 +119,7 @@ class Failures:
 
     def raise_unreported(self, upto: int | None = None) -> None:
         """Raise the first error that this thread has not got. upto: number of the last batch to look at."""
-        progress = self._local.progress
+        progress = self.progress
         if progress.number >= self._last:
             return
         self._start_tracking(progress)
@@ -143,8 +143,8 @@ class Failures:
 
     @property
     def progress(self) -> ThreadProgress:
-        """The progress of this thread."""
-        return self._local.progress
+        """The progress of this thread, or of that for which it acts."""
+        return self._local.acts_for or self._local.progress
 
     def mark_record_reported(self, number: int, index: int) -> None:
         """Note that a future hands over the error of a record.
@@ -154,7 +154,7 @@ class Failures:
         if process.current_id != self._process_id:
             return  # in a forked process, the lock may belong to a thread that does not exist there
         with self._lock:
-            self.mark_records_reported(number, [(self._local.acts_for or self._local.progress, index)])
+            self.mark_records_reported(number, [(self.progress, index)])
 
     def mark_records_reported(self, number: int, records: Iterable[tuple[ThreadProgress, int]]) -> None:
         """Note which threads get the errors of which records of a batch. The lock is held."""
@@ -177,8 +177,8 @@ class Failures:
                 self._mark_reported(progress, failure.number)
 
     def bind_to_thread(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Wrap a callback so that errors it gets count for this thread, whichever thread runs it."""
-        local, progress = self._local, self._local.progress
+        """Wrap a call so that errors it gets count for this thread, whichever thread runs it."""
+        local, progress = self._local, self.progress
 
         def run() -> None:
             before, local.acts_for = local.acts_for, progress
