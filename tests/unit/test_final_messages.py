@@ -18,6 +18,9 @@ from unit.served import until
 import lakemq
 from lakemq.engine.maintenance.final_files import measure_final_lag_ms
 from lakemq.engine.maintenance.final_table import choose_last_files
+from lakemq.engine.maintenance.row_audit import compare_with_replay
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
 from lakemq.engine.protocol.values.topics import DeleteRecords
 from lakemq.engine.sequencer.finalizing import STALE_MS, Finalizing
@@ -110,6 +113,7 @@ def test_small_files_become_one_in_the_order_of_offsets(tmp_path: Path) -> None:
             until(lambda: are_all_final(mq))
         until(lambda: len(list_files(path)) <= 3)
         check_final_messages(mq)
+        assert compare_with_replay(take_snapshot(mq.namespace.store), mq.namespace.config).differing["segments"] == 0
         table = DeltaTable(str(path / "final_messages"))
         files = sorted(pa.table(table.get_add_actions(flatten=True)).to_pylist(), key=itemgetter("modification_time"))
         assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
@@ -174,6 +178,28 @@ def test_fetch_reads_published_files_if_a_final_one_is_damaged(tmp_path: Path) -
             (file,) = (path / "final_messages" / "topic=a").iterdir()
             damage(file)
             assert [message.value for message in mq.fetch("a")] == [f"{i}".encode() for i in range(8)]
+
+
+def test_fetch_of_a_busy_topic_reads_published_files_if_a_final_one_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving(), lakemq.connect(str(path)) as other:
+
+        def publish(count: int) -> None:
+            mq.publish("a", pa.table({"value": [b"x"] * count}))
+            end = mq.end_offsets("a")[0]
+            until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)
+            until(lambda: mq.state().topic("a").final_offsets.tolist() == [end])
+            until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)
+
+        mq.topics.create("a", 1)
+        publish(8)
+        other.fetch("a")
+        (file,) = (path / "final_messages" / "topic=a").iterdir()
+        file.write_bytes(file.read_bytes()[:-1])
+        publish(1)
+        assert [message.offset for message in other.fetch("a")] == list(range(9))
+        with other.consumer("g", assign=["a"], auto_offset_reset="earliest") as consumer:
+            assert len(list(consumer.poll(timeout_ms=5_000))) == 9
 
 
 @pytest.mark.parametrize(

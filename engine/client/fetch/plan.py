@@ -91,7 +91,9 @@ def plan_fetch(
 
 
 def replan(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
-    """Return a plan that reads the same messages where they are now; None if they have not moved.
+    """Return a plan that reads the same messages where they were published, or merged; None if they have not moved.
+
+    It reads no final file, so that a damaged one holds nothing up.
 
     Args:
         reader: a reader that was just refreshed.
@@ -107,9 +109,7 @@ def replan(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
     partitions = spans.column("partition").to_pylist()
     starts = dict(zip(partitions, spans.column("base_offset_min").to_pylist(), strict=True))
     ends = dict(zip(partitions, pc.add(spans.column("last_offset_max"), 1).to_pylist(), strict=True))
-    new_plan = plan_fetch(reader, topic, plan.isolation, starts, ends)
-    if new_plan.segments.equals(plan.segments):  # a final file is damaged: read what was published
-        new_plan = plan_fetch(reader, topic, plan.isolation, starts, ends, reads_final=False)
+    new_plan = plan_fetch(reader, topic, plan.isolation, starts, ends, reads_final=False)
     if new_plan.segments.equals(plan.segments):
         return None
     return replace(new_plan, ranges=plan.ranges, now_ms=plan.now_ms)
