@@ -1,7 +1,8 @@
 """Serve HTTP from a thread of this process, with a listening socket that leaves descriptors to the rest of it.
 
 Anybody who reaches the address may open connections. So only a few are accepted at a time, and the rest wait in the
-kernel, where they cost this process nothing. Connections that send no request within `request_s` are closed.
+kernel, where they cost this process nothing. Connections that send no request in time are closed. While many are open
+they have less time, so that silent clients keep nobody waiting for long.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ class HttpLimits:
     Attributes:
         connections: how many are accepted at a time; fewer if the process may have few descriptors.
         request_s: time in which a connection must send a whole request.
+        crowded_s: that time while more than half of the connections are open.
     """
 
     connections: int
     request_s: float = 10.0
+    crowded_s: float = 1.0
 
 
 class HttpListener(socket.socket):
@@ -56,10 +59,15 @@ class HttpListener(socket.socket):
         self.setblocking(False)
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         share = most_connections if soft == resource.RLIM_INFINITY else soft // _SHARE_OF_DESCRIPTORS
-        self._room = max(1, min(most_connections, share))
+        self._most = self._room = max(1, min(most_connections, share))
         self._lock = threading.Lock()
         self._poll = select.epoll()
         self._poll.register(super().fileno(), select.EPOLLIN)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more than half of the connections are open."""
+        return 2 * self._room < self._most
 
     def fileno(self) -> int:
         """Return the descriptor to poll; -1 if the socket is closed."""
@@ -134,7 +142,7 @@ def serve_http(
             expected=f"an address of this machine and a port that is free: {options}",
         ) from None
     with listener:
-        server = _make_server(app, limits)
+        server = _make_server(app, listener, limits)
         thread = threading.Thread(target=server.run, args=([listener],), name=f"lakemq-{name}", daemon=True)
         thread.start()
         _wait_until_started(server, thread)
@@ -145,10 +153,10 @@ def serve_http(
             thread.join()
 
 
-def _make_server(app: Callable[..., object], limits: HttpLimits) -> uvicorn.Server:
+def _make_server(app: Callable[..., object], listener: HttpListener, limits: HttpLimits) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
-        http=_make_protocol(limits.request_s),
+        http=_make_protocol(listener, limits),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -161,7 +169,7 @@ def _make_server(app: Callable[..., object], limits: HttpLimits) -> uvicorn.Serv
     return uvicorn.Server(config)
 
 
-def _make_protocol(request_s: float) -> type[H11Protocol]:
+def _make_protocol(listener: HttpListener, limits: HttpLimits) -> type[H11Protocol]:
     """Return the class of connections that are closed if a request does not arrive in time."""
 
     class TimedProtocol(H11Protocol):
@@ -186,7 +194,8 @@ def _make_protocol(request_s: float) -> type[H11Protocol]:
                     self._deadline.cancel()
                     self._deadline = None
             elif self._deadline is None and not self.transport.is_closing():
-                self._deadline = self.loop.call_later(request_s, self.transport.abort)
+                limit_s = limits.crowded_s if listener.is_crowded else limits.request_s
+                self._deadline = self.loop.call_later(limit_s, self.transport.abort)
 
     return TimedProtocol
 

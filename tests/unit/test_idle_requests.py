@@ -235,7 +235,7 @@ BEGINNINGS = {"nothing": b"", "half a request": GET, "a request, and half of one
 @each_server
 @pytest.mark.parametrize("beginning", BEGINNINGS.values(), ids=BEGINNINGS)
 def test_connection_without_whole_request_is_closed(mq: Connection, open_server: OpenServer, beginning: bytes) -> None:
-    with open_server(mq, HttpLimits(connections=2, request_s=0.2)) as port, connect(port) as idle:
+    with open_server(mq, HttpLimits(connections=2, request_s=0.2, crowded_s=0.2)) as port, connect(port) as idle:
         idle.sendall(beginning)
         with suppress(ConnectionResetError):
             while idle.recv(1 << 16):
@@ -243,7 +243,7 @@ def test_connection_without_whole_request_is_closed(mq: Connection, open_server:
 
 
 def test_console_closes_connection_whose_form_does_not_come(mq: Connection) -> None:
-    limits = HttpLimits(connections=2, request_s=0.2)
+    limits = HttpLimits(connections=2, request_s=0.2, crowded_s=0.2)
     with open_console(mq, limits, token="0123456789abcdef") as port, connect(port) as idle:
         idle.sendall(FORM)
         with suppress(ConnectionResetError):
@@ -252,7 +252,8 @@ def test_console_closes_connection_whose_form_does_not_come(mq: Connection) -> N
 
 @each_server
 def test_connections_beyond_the_bound_wait_until_one_ends(mq: Connection, open_server: OpenServer) -> None:
-    with open_server(mq, HttpLimits(connections=2, request_s=PATIENCE_S)) as port, ExitStack() as stack:
+    limits = HttpLimits(connections=2, request_s=PATIENCE_S, crowded_s=PATIENCE_S)
+    with open_server(mq, limits) as port, ExitStack() as stack:
         idle = [stack.enter_context(connect(port)) for _ in range(2)]
         waiting = stack.enter_context(connect(port))
         waiting.sendall(GET + b"Connection: close\r\n\r\n")
@@ -262,6 +263,15 @@ def test_connections_beyond_the_bound_wait_until_one_ends(mq: Connection, open_s
         idle[0].close()
         waiting.settimeout(PATIENCE_S)
         assert b" 200 OK" in waiting.recv(1 << 16)
+
+
+@each_server
+def test_silent_connections_have_less_time_while_many_are_open(mq: Connection, open_server: OpenServer) -> None:
+    limits = HttpLimits(connections=4, request_s=1_000 * PATIENCE_S, crowded_s=0.2)
+    with open_server(mq, limits) as port, ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(connect(port)).sendall(GET)
+        assert read_status(port) == 200
 
 
 def test_full_listener_is_not_ready_to_read() -> None:
