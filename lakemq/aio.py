@@ -194,6 +194,8 @@ class AsyncConsumer(Generic[C]):
         self._join, self._run = join, run
         self._joined: C | None = None
         self._polls = ThreadPoolExecutor(1, "lakemq-poll")
+        self._poll_ends = threading.Event()
+        """Set to end the newest poll."""
         self._missed: BaseException | None = None
         """The error of a cancelled poll, which the next poll raises."""
 
@@ -226,7 +228,7 @@ class AsyncConsumer(Generic[C]):
 
         The thread does one thing after the other, so the next poll comes after what was given back.
         """
-        is_cancelled = threading.Event()
+        is_cancelled = self._poll_ends = threading.Event()
         context = contextvars.copy_context()
         future: Future[T] = self._polls.submit(context.run, partial(self._raise_missed_or, call), is_cancelled)
         try:
@@ -317,8 +319,9 @@ class AsyncConsumer(Generic[C]):
         return offsets
 
     async def close(self) -> None:
-        """Leave the group, after the present poll. Messages that a cancelled poll has found go back unseen."""
+        """End the present poll, and leave the group. Messages that a cancelled poll has found go back unseen."""
         if self._joined is not None:
+            self._poll_ends.set()
             await asyncio.shield(_run_in(self._polls, self._joined.close))
 
     async def __aenter__(self: SomeConsumer) -> SomeConsumer:

@@ -336,6 +336,17 @@ def test_a_member_whose_join_is_cancelled_leaves_its_group(mq: Connection, topic
     run(mq, main)
 
 
+def test_a_poll_ends_when_its_consumer_is_closed(mq: Connection, topic: str, group: str) -> None:
+    async def main(connection: lakemq.aio.AsyncConnection) -> None:
+        async with connection.consumer(group, topics=[topic]) as consumer:
+            poll = asyncio.create_task(consumer.poll(timeout_ms=3_600_000))
+            await asyncio.sleep(0)  # it begins
+            await consumer.close()
+            assert not await poll
+
+    run(mq, main)
+
+
 def test_a_cancelled_connect_is_closed(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     connect, connected, release = lakemq.connect, list[Connection](), threading.Event()
 
