@@ -220,7 +220,7 @@ class DeadLetters(ProcessBound):
 
         def find(state: State) -> list[str]:
             stored = {state.topics[topic_id].topic for topic_id in topic_ids if topic_id in state.topics}
-            return sorted(name for name in _name_topics(state) | stored if name in state.topic_ids)
+            return sorted(name for name in _list_dead_letter_topics(state) | stored if name in state.topic_ids)
 
         return self._fetcher().query(find)
 
@@ -242,7 +242,7 @@ class DeadLetters(ProcessBound):
         try:
             return self._fetcher().plan(topic, "read_committed", "earliest", "latest", include_expired=True)
         except UnknownTopicOrPartition as error:
-            if topic not in self._fetcher().query(_name_topics):
+            if topic not in self._fetcher().query(_list_dead_letter_topics):
                 raise
             detail = f"Dead-letter topic {topic!r} does not exist: no message has died yet, or it was deleted."
             raise type(error)(detail, found=topic) from None
@@ -356,7 +356,7 @@ class DeadLetters(ProcessBound):
         return count
 
 
-def _name_topics(state: State) -> set[str]:
+def _list_dead_letter_topics(state: State) -> set[str]:
     """Return the names of the dead-letter topics of all topics. One is created when the first message dies."""
     return {topic.setting("dead.letter.topic") or topic.topic + SUFFIX for topic in state.topics.values()}
 

@@ -23,9 +23,10 @@ session: a process that restarts under the same instance id takes the member's p
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from lakemq.tables.storage.coordination.beats import Beats, OverdueNotes
@@ -323,20 +324,15 @@ class Attendance:
             processes = {member.process for member in members.values() if member.process}
             used = {beats_id for record in self._records.values() for beats_id in record.marks}
             abandoned = self._find_abandoned_beats(used)
-            self._running = self._executor.submit(self._read, used, abandoned, first_members, processes, needs_objects)
+            self._running = self._executor.submit(
+                self._read, partial(self._reader.read, used, abandoned, first_members, processes, needs_objects)
+            )
         return silent
 
-    def _read(
-        self,
-        used: set[str],
-        abandoned: list[str],
-        first_members: set[MemberKey] | None,
-        processes: set[str],
-        needs_objects: bool,
-    ) -> BeatReading:
-        """Read the beats, and write down who was overdue at the reading before."""
+    def _read(self, read: Callable[[], BeatReading]) -> BeatReading:
+        """Write down who was overdue at the reading before, then read the beats."""
         self._overdue.write()
-        return self._reader.read(used, abandoned, first_members, processes, needs_objects)
+        return read()
 
     def due_in_ms(self, state: State) -> float | None:
         """Return in how many ms `find_silent_members` has something to do; None: no group has members."""

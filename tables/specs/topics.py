@@ -100,7 +100,9 @@ class SegmentRow:
     footer_hash: int | None = column(
         INT64, "Identifies the file for a fetch: xxHash64 of its Parquet footer, seeded with its size.", nullable=True
     )
-    first_row: int | None = column(INT64, "Row of the file that has the base offset.", nullable=True)
+    first_row: int | None = column(
+        INT64, "Row of the file that has the base offset; with final_pending the first message.", nullable=True
+    )
     file_partition: int | None = column(
         INT32,
         "Column partition of these rows in the file; file_id + file_partition is the join key.",
