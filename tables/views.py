@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from .specs.messages import FINAL_FILES
+from .specs.topics import FINAL
+
 __all__ = ["VIEWS", "VIEW_COLUMNS"]
 
 
@@ -63,6 +66,9 @@ VIEW_COLUMNS: dict[str, str] = {
 _LONGEST_MS = 100 * 365 * 86_400_000
 """The longest time to live in a view, so that an invalid one from another client does not make queries fail."""
 
+# Messages where they were published, and those that data rows name in files of `final_messages`. Both kinds of rows
+# change in one commit to `segments`, which engines read first: what it does not call final yet is shown by the first
+# query alone. The tables that are read later have what it names, for as long as `merge.grace.ms`.
 _LOG = f"""\
 SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
        coalesce(timestamp_millis(s.append_time_ms), m.timestamp) AS timestamp,
@@ -78,8 +84,14 @@ FROM (
 JOIN {{database}}.messages m
   ON m.file_id + m.partition = s.file_id + s.file_partition AND m.file_id BETWEEN s.file_id AND s.file_id
  AND m.row >= s.first_row AND m.row < s.first_row + s.record_count
-WHERE s.kind = 'data' AND s.deleted = 0
-  AND s.base_offset + (m.row - s.first_row) >= coalesce(s.log_start, 0)"""
+WHERE s.kind = 'data' AND s.deleted = 0 AND s.file_id < {FINAL_FILES}
+  AND s.base_offset + (m.row - s.first_row) >= coalesce(s.log_start, 0){{where}}
+UNION ALL
+SELECT f.topic, f.partition, f.offset, f.timestamp, f.key, f.value, f.headers,
+       f.producer_id, f.producer_epoch, f.sequence, f.transactional, f.origin, f.dead_letter, f.source_offset,
+       f.decided_at, f.expires_at
+FROM {{database}}.final_messages f
+WHERE f.step <= (SELECT max(step) FROM {{database}}.segments WHERE kind = '{FINAL}')"""
 
 _SEGMENTS = """\
   SELECT *,
@@ -101,7 +113,9 @@ COMMITTED = """\
 (NOT transactional OR coalesce(outcome, '') = 'commit') AND (unstable_from IS NULL OR base_offset < unstable_from)"""
 """Condition that a segment of STABLE is visible with read_committed."""
 
-_LOG_COMMITTED = f"{_LOG.replace('{segments}', STABLE)}\n  AND {COMMITTED}"
+_LOG_COMMITTED = _LOG.replace("{segments}", STABLE).replace("{where}", f"\n  AND {COMMITTED}")
+
+_WHOLE_LOG = _LOG.replace("{segments}", _SEGMENTS).replace("{where}", "")
 
 _DEAD_LETTERED = f"""\
 SELECT l.topic, l.partition, l.offset, get_json_object(dead_letter, '$.group') AS consumer_group,
@@ -111,11 +125,12 @@ SELECT l.topic, l.partition, l.offset, get_json_object(dead_letter, '$.group') A
        CAST(get_json_object(dead_letter, '$.partition') AS INT) AS source_partition, source_offset,
        decided_at AS dead_at, timestamp, key, value, headers
 FROM (
-{_LOG.replace("{segments}", _SEGMENTS)} AND s.origin = 'dead_letter'
-) l"""
+{_WHOLE_LOG}
+) l
+WHERE l.origin = 'dead_letter'"""
 
 _LOG_VIEWS: dict[str, str] = {
-    "log": _LOG.replace("{segments}", _SEGMENTS),
+    "log": _WHOLE_LOG,
     "log_committed": _LOG_COMMITTED,
     "dead_lettered": _DEAD_LETTERED,
 }

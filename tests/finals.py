@@ -1,8 +1,7 @@
-"""What `final_messages` must hold, read by delta-rs alone, against what a fetch shows."""
+"""What `final_messages` must hold, read by delta-rs alone, against what a fetch and SQL show."""
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from unit.served import until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.fetch_result import FetchResult
-from lakemq.engine.client.fetch.plan import beginning_offsets, end_offsets, plan_fetch
+from lakemq.testing import MovableClock
 
 SHOWN = ("partition", "offset", "timestamp", "key", "value", "headers")
 
@@ -24,45 +23,59 @@ def read_final_messages(mq: Connection) -> pa.Table:
     return DeltaTable(f"{mq.namespace.path}/final_messages").to_pyarrow_table()
 
 
-def fetch_published(
-    mq: Connection, topic: str, starts: Mapping[int, int] | None = None, ends: Mapping[int, int] | None = None
-) -> FetchResult:
-    """Return what a fetch shows that reads no final file."""
-    fetcher = mq._fetcher
-    with fetcher.look() as reader:
-        as_of = reader.state.topic(topic)
-        starts = beginning_offsets(as_of) if starts is None else starts
-        ends = end_offsets(as_of, "read_committed") if ends is None else ends
-        return fetcher.open_plan(plan_fetch(reader, as_of, "read_committed", starts, ends, reads_final=False))
-
-
 def are_all_final(mq: Connection) -> bool:
     """Return whether all messages whose outcome is known are in the table."""
     topics = mq.state().topics.values()
     if any((topic.final_offsets < topic.last_stable_offsets).any() for topic in topics):
         return False
     rows = read_final_messages(mq)
-    found = (_drop_expired(rows.filter(pc.field("topic_id") == topic.topic_id)) for topic in topics)
-    counts = [len(fetch_published(mq, topic.topic)) for topic in topics]
+    found = (_drop_expired(mq, rows.filter(pc.field("topic_id") == topic.topic_id)) for topic in topics)
+    counts = [len(mq.fetch(topic.topic)) for topic in topics]
     return [part.num_rows for part in found] == counts
 
 
 def find_difference(mq: Connection) -> str:
-    """Return a topic whose messages in the table are not those of a fetch; empty if there is none."""
+    """Return a topic whose messages in the table or in SQL are not those of a fetch; empty if there is none."""
     rows, topics = read_final_messages(mq), mq.state().topics
+    in_view = mq.sql("SELECT * FROM log_committed", wait_ms=9_000)
     if deleted := set(rows.column("topic_id").to_pylist()) - set(topics):
         return f"deleted topic {min(deleted)}"
     for topic in topics.values():
-        found = _drop_expired(rows.filter(pc.field("topic_id") == topic.topic_id))
-        published = fetch_published(mq, topic.topic).to_arrow()
-        if _sort(found) != _sort(published) or mq.fetch(topic.topic).to_arrow() != published:
+        found = _sort(_drop_expired(mq, rows.filter(pc.field("topic_id") == topic.topic_id)))
+        shown = _sort(_drop_expired(mq, in_view.filter(pc.field("topic") == topic.topic)))
+        fetched = _sort(mq.fetch(topic.topic).to_arrow())
+        if not found == shown == fetched:
             return topic.topic
     return ""
 
 
-def _drop_expired(rows: pa.Table) -> pa.Table:
+def list_pending_ranges(mq: Connection) -> list[dict[str, Any]]:
+    """Return the final ranges whose messages are still read where they were published."""
+    query = "SELECT topic, partition, base_offset FROM segments WHERE kind = 'final_pending'"
+    ranges: list[dict[str, Any]] = mq.sql(query, wait_ms=9_000).to_pylist()
+    return ranges
+
+
+def let_readers_move_on(clock: MovableClock) -> None:
+    """Put the clock ahead until no reader begins before the present, by less than a lease at a time."""
+    for _ in range(4):
+        clock.advance(seconds=3)
+
+
+def read_from_final_files(mq: Connection, clock: MovableClock) -> None:
+    """Put the clock ahead until final messages are read from their files."""
+
+    def check() -> bool:
+        let_readers_move_on(clock)
+        return are_all_final(mq) and not list_pending_ranges(mq)
+
+    until(check)
+
+
+def _drop_expired(mq: Connection, rows: pa.Table) -> pa.Table:
     """Return the rows that a fetch shows: the table keeps expired ones until retention deletes them."""
-    return rows.filter(pc.field("expires_at").is_null() | (pc.field("expires_at") > datetime.now(UTC)))
+    now = datetime.fromtimestamp(mq._clock.now_ms() / 1000, UTC)
+    return rows.filter(pc.field("expires_at").is_null() | (pc.field("expires_at") > now))
 
 
 def check_final_messages(mq: Connection) -> int:

@@ -166,7 +166,7 @@ class Harness:
                     rows.append(RowLocation(first, until - first, **location))
                 elif first < until:
                     empty.append((first, until - first))
-        return DyingFound(group, *tp, rows, empty)
+        return DyingFound(group, *tp, rows, empty, [])
 
     def segments(self) -> list[dict[str, Any]]:
         """Return all segments of the journal."""

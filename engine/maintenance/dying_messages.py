@@ -1,34 +1,48 @@
 """Locate dying messages: find the rows of messages that become dead letters, by the segments of their log.
 
-Offsets that no segment covers yet are left out; the next search finds them.
+Offsets that no segment covers yet are left out; the next search finds them. Rows of final files are copied to a data
+file, because a final file has one topic, and goes with its messages. The copy is announced as left over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
+from lakemq.tables.specs.messages import BODY_SCHEMA, FILE_SCHEMA, FINAL_FILES, MESSAGES, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
+from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.object_stores.files import Files
+from lakemq.tables.storage.parquet import BASE_BYTES, open_bounded_parquet
 
+from ..namespace.data_file import BODY, file_name, new_data_file, read_footer
 from ..protocol.values.assignments import TopicIdPartition
 from ..protocol.values.dead_letters import DyingFound, RowLocation
+from ..protocol.values.log import DataFile
 from ..protocol.values.stretches import Range
+
+log = logging.getLogger("lakemq.serve")
 
 MOST_SEGMENTS = 5_000
 """That a look finds: what a step decides of takes a fraction of a lease."""
+_MOST_COPIED_BYTES = 16 << 20
+"""Bytes of rows that a look copies of a partition, about."""
 
 _ROWS = RowLocation.__struct_fields__[2:]
 """Columns that a location takes from its segment. Its offsets are those of the messages."""
 _COLUMNS = (
     "kind",
     "topic_id",
+    "topic",
     "partition",
     "base_offset",
     "last_offset",
@@ -71,8 +85,13 @@ class Sighting(NamedTuple):
     end: int
 
 
-def find_dying(store: Store, wanted: Sequence[DyingMessages], most: int = MOST_SEGMENTS) -> list[Sighting]:
+def find_dying(
+    store: Store, new_file_id: Callable[[], int], wanted: Sequence[DyingMessages], most: int = MOST_SEGMENTS
+) -> list[Sighting]:
     """Return the rows of the first of these messages, in order, until so many segments are found. The last may be cut.
+
+    Args:
+        new_file_id: returns a random id below SEQUENCERS_FILES.
 
     Raises:
         FileNotFoundError: a table was merged meanwhile.
@@ -98,7 +117,11 @@ def find_dying(store: Store, wanted: Sequence[DyingMessages], most: int = MOST_S
         segments = segments.filter(pa.array(_overlap_ranges(segments, ranges)))
         if segments.num_rows > most:
             end = min(end, segments.column("last_offset")[most - 1].as_py() + 1)
-        sightings.append(Sighting(_build_report(messages, ranges, segments.slice(0, most).to_pylist(), ends), end))
+        sighting = Sighting(_build_report(messages, ranges, segments.slice(0, most).to_pylist(), ends), end)
+        if any(located.file_id >= FINAL_FILES for located in sighting.found.rows):
+            topic = segments.column("topic")[0].as_py()
+            sighting = _copy_final_rows(store.files, topic, sighting, SEQUENCERS_FILES | new_file_id())
+        sightings.append(sighting)
         most -= max(len(ranges), segments.num_rows)
     return sightings
 
@@ -148,7 +171,7 @@ def _build_report(
             empty.append((first, end - first))
         elif not messages.committed or _find_outcome(segment, ends) is not None:
             rows.append(_locate(segment, first, end))
-    return DyingFound(messages.group, messages.topic_id, messages.partition, rows, empty)
+    return DyingFound(messages.group, messages.topic_id, messages.partition, rows, empty, [])
 
 
 def _find_outcome(segment: _Segment, ends: Mapping[_Transaction, str]) -> str | None:
@@ -179,3 +202,74 @@ def _find_overlaps(ranges: Sequence[Range], segments: Sequence[_Segment]) -> Ite
             segment = segments[i]
             yield segment, max(first, segment["base_offset"]), min(first + count, segment["last_offset"] + 1)
             i += 1
+
+
+# Copy rows of final files. What cannot be read is left out, like rows that are not found.
+
+
+def _copy_final_rows(files: Files, topic: str, sighting: Sighting, file_id: int) -> Sighting:
+    """Return the sighting with rows of final files in a data file of their own, perhaps cut short."""
+    reader, rows, parts, size_bytes = _FinalReader(files, topic), list[RowLocation](), list[pa.Table](), 0
+    end, row_count = sighting.end, 0
+    for located in sighting.found.rows:
+        if located.file_id < FINAL_FILES:
+            rows.append(located)
+            continue
+        if size_bytes >= _MOST_COPIED_BYTES:
+            end = located.first
+            break
+        try:
+            part = reader.read(located)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            log.warning("Dying messages of %s cannot be read: %s. Run lakemq doctor.", topic, error)
+            continue
+        count = part.num_rows
+        copied = replace(located, length=count, file_id=file_id, first_row=row_count)
+        rows.append(copied)
+        parts.append(part)
+        size_bytes, row_count = size_bytes + part.nbytes, row_count + count
+        if count < located.length:
+            end = located.first + count
+            break
+    empty = [(first, count) for first, count in sighting.found.empty if first < end]
+    found = replace(sighting.found, rows=rows, empty=empty)
+    if not parts:
+        return Sighting(found, end)
+    Leftovers(files).announce(MESSAGES.name, [f"{file_stem(file_id)}.parquet"])
+    with new_data_file(files, file_id) as writer:
+        writer.write(pa.concat_tables(parts))
+    written = writer.written(files)
+    rows = [replace(each, footer_hash=written.footer_hash) if each.file_id == file_id else each for each in rows]
+    return Sighting(replace(found, rows=rows, copied=[DataFile(*written)]), end)
+
+
+class _FinalReader:
+    """Reads rows of final files of a topic, and keeps the row group that it has read last."""
+
+    def __init__(self, files: Files, topic: str) -> None:
+        self._files, self._topic = files, topic
+        self._file_id, self._first_row, self._rows = -1, 0, pa.table({})
+
+    def read(self, located: RowLocation) -> pa.Table:
+        """Return the first of these rows: those in one row group, columns of BODY. Raises OSError, ValueError."""
+        at = located.first_row - self._first_row
+        if located.file_id != self._file_id or not 0 <= at < self._rows.num_rows:
+            self._read_group(located)
+            at = located.first_row - self._first_row
+        rows = self._rows.slice(at, located.length)
+        columns = {name: rows.column(name) for name in BODY if name in rows.column_names}
+        columns["topic"] = pa.repeat(self._topic, rows.num_rows)
+        columns["deliver_at"] = pa.nulls(rows.num_rows, BODY_SCHEMA.field("deliver_at").type)
+        return pa.table([columns[name] for name in BODY], schema=BODY_SCHEMA)
+
+    def _read_group(self, located: RowLocation) -> None:
+        with self._files.open_input(file_name(located.file_id, self._topic)) as source:
+            footer = read_footer(source)
+            if footer.is_other_than(located.footer_hash):
+                raise ValueError(f"{file_name(located.file_id, self._topic)} was rewritten or damaged")
+            metadata = footer.parse()
+            ends = np.cumsum([metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)])
+            group = int(np.searchsorted(ends, located.first_row, side="right"))
+            names = [name for name in BODY if name in FILE_SCHEMA.names]
+            self._rows = open_bounded_parquet(source, metadata, BASE_BYTES).read_row_groups([group], names)
+            self._file_id, self._first_row = located.file_id, int(ends[group]) - self._rows.num_rows

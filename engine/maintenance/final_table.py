@@ -12,9 +12,11 @@ Each file of a topic has a step of its own, the highest of those that it replace
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -25,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakemq.tables.specs.messages import FILE_SCHEMA, FINAL_FILES, FINAL_MESSAGES, final_file_path, parse_final_file_id
-from lakemq.tables.specs.topics import FINAL_PENDING, SEGMENTS
+from lakemq.tables.specs.topics import FINAL, FINAL_PENDING, SEGMENTS
 from lakemq.tables.storage.delta.commits import NewFile, StoredFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import TableHandle
@@ -39,14 +41,16 @@ from ..namespace.data_file import read_footer
 from ..protocol.rows.log import build_final_rows
 from ..protocol.values.log import RangesFinalized
 from .final_files import FILE_BYTES, UNPACKED, describe_ranges, read_oldest_ms, write_final_file
-from .merging import FEW_FILES, SETTLED_MS, write_merged_file
-from .retention import LiveState, Mask, find_log_starts, mask_deleted_segments
+from .final_places import move_to_final_files
+from .merging import FEW_FILES, SETTLED_MS, coalesce_segments, points_at_files, read_log_bounds, write_merged_file
+from .retention import LiveState, Mask, Numbers, find_log_starts, mask_deleted_segments
 
 log = logging.getLogger("lakemq.serve")
 
 _REWRITTEN_BYTES = FILE_BYTES // UNPACKED
 """Stored bytes of the files that one rewrite takes, while passes wait."""
 _NAMED = (
+    "kind",
     "topic_id",
     "topic",
     "partition",
@@ -57,8 +61,8 @@ _NAMED = (
     "file_id",
     "footer_hash",
 )
-_FINAL = FINAL_PENDING, FINAL_PENDING
-"""Bounds of the kind of rows that name files."""
+_FINAL = FINAL, FINAL_PENDING
+"""The kinds of rows that name files. No other kind lies between them."""
 _BOUNDED = ("topic_id", "partition", "offset", "timestamp")
 """Columns whose bounds let readers skip files."""
 _READ_ERRORS = (OSError, ValueError, pa.ArrowException)
@@ -73,6 +77,7 @@ class _NamedFile(NamedTuple):
     topic: str
     step: int
     footer_hash: int
+    kind: str
     record_count: int
 
     @property
@@ -108,32 +113,59 @@ class FinalTable:
         self._files, self._clock, self._new_file_id, self._crash_point = files, clock, new_file_id, crash_point
         self._leftovers = Leftovers(files)
         self._least = min(FEW_FILES, config.number("compact.min.files"))
-        self._merge_every_ms = min(SETTLED_MS, config.ms("merge.grace.ms"))
+        self._hold_ms = min(SETTLED_MS, config.ms("merge.grace.ms"))
         self._merged_at_ms: int | None = None
+        self._due_at_ms: int | None = None
+        self._synced, self._switched = _Steps(), _Steps()
+        """Up to which the table was brought to the decided state, and up to which views read it."""
         self._damaged, self._full = set[int](), set[int]()
         """Files that cannot be read, and those that no later pass tries to merge with the next file."""
-        self.has_more = False
-        """Whether files wait for another pass to be rewritten."""
+        self.has_more, self.floor = False, 0
+        """Whether files wait for another pass to be rewritten; and the step that no reader may begin before."""
 
-    def maintain(self, final: TableHandle, segments: TableHandle, live: LiveState) -> bool:
-        """Bring the table to the decided state and rewrite files. Return whether some were rewritten.
+    @property
+    def is_due(self) -> bool:
+        """Whether there is work although no step has changed what is final."""
+        return self.has_more or (self._due_at_ms is not None and self._clock.steady_ms() >= self._due_at_ms)
 
-        Raises CommitConflict: another sequencer has committed.
+    def maintain(self, final: TableHandle, segments: TableHandle, live: LiveState, settled_step: int) -> bool:
+        """Bring the table to the decided state, rewrite files, and let `segments` name them as places of messages.
+
+        Args:
+            live: as of the watermark just written.
+            settled_step: no reader begins at an older step.
+
+        Returns:
+            Whether `segments` was changed. No reader may begin before the step `floor` then.
+
+        Raises:
+            CommitConflict: another sequencer has committed.
         """
+        now_ms, is_changed = self._clock.steady_ms(), False
         rows = _read_named_rows(segments, live)
-        self.sync(final, rows)
+        missing = self.sync(final, rows)
+        self._note_steps(rows, now_ms)
         self._crash_point("projector.final_messages_synced")
-        rewrites = self._write_files(final, rows, live)
-        if not rewrites:
-            return False
-        self._crash_point("finalizing.files_rewritten")
-        self._swap_rows(segments, rewrites)
-        self._crash_point("finalizing.segments_swapped")
-        self.sync(final, _read_named_rows(segments, live))
-        return True
+        if rewrites := self._write_files(final, rows, live, now_ms):
+            self._crash_point("finalizing.files_rewritten")
+            is_changed = self._swap_rows(segments, rewrites)
+            self._crash_point("finalizing.segments_swapped")
+            rows = _read_named_rows(segments, live)
+            missing = self.sync(final, rows)
+        step = min(settled_step, self._synced.find(now_ms - self._hold_ms), *(step - 1 for step in missing))
+        is_changed |= self._switch(segments, rows, live, step)
+        is_waiting = pc.any(pc.equal(rows.column("kind"), FINAL_PENDING)).as_py()
+        self._due_at_ms = now_ms + self._hold_ms if is_waiting else None
+        return is_changed
 
-    def sync(self, final: TableHandle, rows: pa.Table) -> None:
-        """Add the files that rows of `segments` name, and remove the others.
+    def _note_steps(self, rows: pa.Table, now_ms: int) -> None:
+        """Note which steps the table has seen, and which of them views read."""
+        steps = rows.column("step")
+        self._synced.note(now_ms, pc.max(steps).as_py() or 0)
+        self._switched.note(now_ms, pc.max(steps.filter(pc.equal(rows.column("kind"), FINAL))).as_py() or 0)
+
+    def sync(self, final: TableHandle, rows: pa.Table) -> list[int]:
+        """Add the files that rows of `segments` name, and remove the others. Return the steps of those not found.
 
         A file that lies whole below the log starts, or whose topic is gone, is not named any more. Messages of a new
         file are new for a stream that reads the table, those of a rewritten one are not. Removed ones have been read.
@@ -142,25 +174,30 @@ class FinalTable:
         live_files = final.files()
         stored = {parse_final_file_id(file.path) for file in live_files}
         added: dict[bool, list[NewFile]] = {False: [], True: []}
+        missing: list[int] = []
         for file_id in named.keys() - stored:
             if (new_file := _find_file(self._files, named[file_id])) is not None:
                 added[new_file[1]].append(new_file[0])
+            else:
+                missing.append(named[file_id].step)
         if added[False]:
             final.replace_at(final.version, added[False])
         removed = [file for file in live_files if parse_final_file_id(file.path) not in named]
         if removed or added[True]:
             self._leftovers.announce(FINAL_MESSAGES.name, [file.path for file in removed])
             final.replace_at(final.version, added[True], removed, moved=True)
+        return missing
 
-    def _write_files(self, final: TableHandle, rows: pa.Table, live: LiveState) -> list[_Rewrite]:
+    def _write_files(self, final: TableHandle, rows: pa.Table, live: LiveState, now_ms: int) -> list[_Rewrite]:
         """Write the files that take the place of others, about as many as one pass has time for."""
         stored = {parse_final_file_id(file.path): file for file in final.files()}
-        now_ms = self._clock.steady_ms()
-        merges = self.has_more or self._merged_at_ms is None or now_ms - self._merged_at_ms >= self._merge_every_ms
+        merges = self.has_more or self._merged_at_ms is None or now_ms - self._merged_at_ms >= self._hold_ms
         if merges:
             self._merged_at_ms = now_ms
         self.has_more, size_bytes, rewrites = False, 0, list[_Rewrite]()
-        for group in self._choose_files(_list_named_files(_count_whole_rows(rows, live)), stored, merges):
+        # A query may have read `segments` a while before the table: it must find the steps that it has read of.
+        last_step = self._switched.find(now_ms - self._hold_ms) if merges else 0
+        for group in self._choose_files(_list_named_files(_count_whole_rows(rows, live)), stored, last_step):
             if size_bytes >= _REWRITTEN_BYTES:
                 self.has_more = True
                 break
@@ -175,17 +212,20 @@ class FinalTable:
         return rewrites
 
     def _choose_files(
-        self, named: Iterable[_NamedFile], stored: Mapping[int, StoredFile], merges: bool
+        self, named: Iterable[_NamedFile], stored: Mapping[int, StoredFile], last_step: int
     ) -> Iterator[list[_NamedFile]]:
-        """Yield groups of neighbours that become one file: small ones, and each that has deleted messages."""
+        """Yield groups of neighbours that become one file: small ones, and each that has deleted messages.
+
+        last_step: later files are not merged.
+        """
         for _, of_topic in groupby(named, attrgetter("topic_id")):
             files = list(of_topic)
-            ids = [file.file_id for file in files]
+            ids = [file.file_id for file in files if file.step <= last_step]
             sizes = [stored[id_].size_bytes if id_ in stored and id_ not in self._full else -1 for id_ in ids]
-            first = choose_last_files(sizes, self._least) if merges else len(files)
-            if first < len(files):
-                yield files[first:]
-            for file in files[:first]:
+            first = choose_last_files(sizes, self._least)
+            if first < len(ids):
+                yield files[first : len(ids)]
+            for file in (*files[:first], *files[len(ids) :]):
                 if _is_cut(file, stored) and file.file_id not in self._damaged:
                     yield [file]
 
@@ -223,24 +263,153 @@ class FinalTable:
         record = RangesFinalized(replaced[0].topic_id, replaced[0].topic, files, described)
         return _Rewrite(replaced, ranges, record)
 
-    def _swap_rows(self, segments: TableHandle, rewrites: Sequence[_Rewrite]) -> None:
-        """Let `segments` name the new files, in one commit."""
-        ranges = pa.concat_tables(rewrite.ranges for rewrite in rewrites)
-        places = set(_list_tuples(ranges, _PLACE))
-        stored = []
-        for file in segments.files(kind=_FINAL):
-            if _mask_places(segments.read(["kind", *_PLACE], files=[file], kind=_FINAL), places).any():
-                stored.append(file)
+    def _swap_rows(self, segments: TableHandle, rewrites: Sequence[_Rewrite]) -> bool:
+        """Let `segments` name the new files. Return whether it was changed."""
+        is_changed = False
+        for kind in (FINAL_PENDING, FINAL):
+            chosen = [rewrite for rewrite in rewrites if rewrite.replaced[-1].kind == kind]
+            if not chosen:
+                continue
+            replaced = pa.concat_tables(rewrite.ranges for rewrite in chosen)
+            new = [row for each in chosen for row in build_final_rows(each.replaced[-1].step, each.record, kind)]
+            ids = [file.file_id for each in chosen for file in each.replaced] if kind == FINAL else []
+            find_sources = partial(points_at_files, file_ids=ids)
+            blocked = self._change_rows(segments, replaced, SEGMENTS.table(new), find_sources, segments.floor())
+            if blocked:
+                log.error("TABLE_DAMAGED: segments and final_messages differ in step %d. Run lakemq doctor.", *blocked)
+                self._full.update(ids)
+                self._damaged.update(ids)
+            is_changed |= not blocked
+        return is_changed
+
+    def _switch(self, segments: TableHandle, rows: pa.Table, live: LiveState, step: int) -> bool:
+        """Let data rows name final files up to a step, and views read these files. Return whether it is so.
+
+        Both are one commit. A file that a log start has cut, and that is not rewritten yet, holds up its step.
+        """
+        rows = rows.filter(pc.field("kind") == FINAL_PENDING)
+        steps = rows.column("step").to_numpy()
+        is_cut = rows.column("base_offset").to_numpy() < find_log_starts(rows, live)
+        step = min([step, *(steps[is_cut] - 1)])
+        while (steps <= step).any():
+            chosen = rows.filter(pa.array(steps <= step))
+            stored = segments.read(where=pc.field("step") <= step, kind=(FINAL_PENDING, FINAL_PENDING))
+            stored = stored.filter(pa.array(_mask_places(stored, set(_list_tuples(chosen, _PLACE)))))
+            at = stored.schema.get_field_index("kind")
+            new = stored.set_column(at, "kind", pa.repeat(FINAL, stored.num_rows))
+            blocked = self._change_rows(segments, stored, new, partial(_mask_published, ranges=stored), step)
+            if not blocked:
+                self._switched.note(self._clock.steady_ms(), step)
+                self._crash_point("finalizing.segments_switched")
+                return True
+            log.warning("Messages of step %d stay in messages: segments has other counts than their files.", blocked[0])
+            step = min(blocked) - 1
+        return False
+
+    def _change_rows(
+        self,
+        segments: TableHandle,
+        replaced: pa.Table,
+        finals: pa.Table,
+        find_sources: Callable[[pa.Table], Mask],
+        floor: int,
+    ) -> list[int]:
+        """Replace rows of final ranges, and let data rows name their files, in one commit.
+
+        Args:
+            replaced, finals: the rows that go and those that come instead.
+            find_sources: returns which data rows have the messages of `finals`. None: they stay.
+            floor: no reader begins at an older step.
+
+        Returns:
+            Steps of `finals` whose messages are not those of the data rows. Then nothing is changed.
+        """
+        places = set(_list_tuples(replaced, _PLACE))
+
+        def find_changed(part: pa.Table) -> Mask:
+            is_data: Mask = pc.equal(part.column("kind"), "data").to_numpy(zero_copy_only=False)
+            return _mask_places(part, places) | (is_data & find_sources(part))
+
+        bounds = pc.min_max(replaced.column("topic_id")).as_py()
+        near = segments.files(topic_id=(bounds["min"], bounds["max"]))
+        stored = [file for file in near if find_changed(segments.read(_FOUND_BY, files=[file])).any()]
         rows = segments.read(files=stored)
-        staying = rows.filter(pa.array(~_mask_places(rows, places)))
-        new = [row for rewrite in rewrites for row in build_final_rows(rewrite.replaced[-1].step, rewrite.record)]
-        added = write_merged_file(
-            self._files, self._leftovers, SEGMENTS, pa.concat_tables([staying, SEGMENTS.table(new)]), stored
-        )
-        segments.replace_at(segments.version, added, stored, segments.last_step() or None, segments.floor() or None)
+        is_changed = find_changed(rows)
+        is_source = is_changed & ~_mask_places(rows, places)
+        moved, kept = [], [rows.filter(pa.array(~is_changed)), finals]
+        blocked = list[int]()
+        for topic_id in pc.unique(replaced.column("topic_id")).to_pylist() if is_source.any() else ():
+            of_topic = pc.field("topic_id") == topic_id
+            sources = rows.filter(pa.array(is_source)).filter(of_topic).sort_by(_IN_ORDER)
+            is_committed = self._mask_committed(segments, topic_id, sources)
+            ranges = finals.filter(of_topic & pc.field("file_id").is_valid()).sort_by(_IN_ORDER)
+            found = move_to_final_files(sources.filter(pa.array(is_committed)), ranges)
+            blocked += ranges.column("step").filter(pa.array(~found.is_whole)).to_pylist()
+            moved.append(found.segments.filter(pa.array(found.is_moved)))
+            kept += [sources.filter(pa.array(~is_committed)), found.segments.filter(pa.array(~found.is_moved))]
+        if blocked:
+            return blocked
+        if moved:
+            kept.append(coalesce_segments(pa.concat_tables(moved), floor, read_log_bounds(segments)))
+        added = write_merged_file(self._files, self._leftovers, SEGMENTS, pa.concat_tables(kept), stored)
+        floor = max(floor, segments.floor())
+        segments.replace_at(segments.version, added, stored, segments.last_step() or None, floor or None)
+        self.floor = max(self.floor, floor)
+        return []
+
+    def _mask_committed(self, segments: TableHandle, topic_id: int, sources: pa.Table) -> Mask:
+        """Return which data rows of a topic are committed. Those of an ended transaction are, unless it was aborted."""
+        mask = np.ones(sources.num_rows, np.bool_)
+        if pc.any(sources.column("transactional")).as_py():
+            of_topic = pc.field("topic_id") == topic_id
+            aborts = segments.read(_AUTHOR, of_topic, kind=("abort", "abort"), topic_id=(topic_id, topic_id))
+            numbered = sources.select(_AUTHOR).append_column("number", pa.array(np.arange(sources.num_rows)))
+            mask[numbered.join(aborts, [*_AUTHOR], join_type="left semi").column("number").to_numpy()] = False
+        return mask
+
+
+class _Steps:
+    """Steps, and when each was reached."""
+
+    def __init__(self) -> None:
+        self._reached = deque[tuple[int, int]]()
+
+    def note(self, now_ms: int, step: int) -> None:
+        """Note that this step is reached now, if it was not reached before."""
+        if not self._reached or step > self._reached[-1][1]:
+            self._reached.append((now_ms, step))
+
+    def find(self, until_ms: int) -> int:
+        """Return the last step that was reached by this time; 0: there is none. Later calls ask for later times."""
+        while len(self._reached) > 1 and self._reached[1][0] <= until_ms:
+            self._reached.popleft()
+        return self._reached[0][1] if self._reached and self._reached[0][0] <= until_ms else 0
 
 
 _PLACE = ("topic_id", "partition", "base_offset")
+_FOUND_BY = ("kind", *_PLACE, "last_offset", "file_id")
+_AUTHOR = ("partition", "producer_id", "producer_epoch", "transactional")
+"""By these, a marker ends a transaction in a partition of a topic."""
+_IN_ORDER = [("partition", "ascending"), ("base_offset", "ascending")]
+
+
+def _mask_published(rows: pa.Table, ranges: pa.Table) -> Mask:
+    """Return which data rows name a published file, and may have messages of the ranges."""
+    partitions, index = np.unique(_number_partitions(ranges), return_inverse=True)
+    low, high = np.full(len(partitions), np.iinfo(np.int64).max), np.full(len(partitions), -1)
+    np.minimum.at(low, index, ranges.column("base_offset").to_numpy())
+    np.maximum.at(high, index, ranges.column("last_offset").to_numpy())
+    numbers = _number_partitions(rows)
+    at = np.minimum(np.searchsorted(partitions, numbers), len(partitions) - 1)
+    base, last = rows.column("base_offset").to_numpy(), rows.column("last_offset").to_numpy()
+    is_near: Mask = (partitions[at] == numbers) & (base <= high[at]) & (last >= low[at])
+    return is_near & (rows.column("file_id").fill_null(FINAL_FILES).to_numpy() < FINAL_FILES)
+
+
+def _number_partitions(rows: pa.Table) -> Numbers:
+    """Return a number per row that stands for its topic and partition."""
+    numbers: Numbers = (rows.column("topic_id").to_numpy() << 32) + rows.column("partition").to_numpy()
+    return numbers
 
 
 def _is_cut(file: _NamedFile, stored: Mapping[int, StoredFile]) -> bool:
@@ -250,7 +419,7 @@ def _is_cut(file: _NamedFile, stored: Mapping[int, StoredFile]) -> bool:
 
 def _mask_places(rows: pa.Table, places: set[tuple[Any, ...]]) -> Mask:
     """Return which rows of final messages begin at one of these places: topic, partition, offset."""
-    mask: Mask = np.array(pc.equal(rows.column("kind"), FINAL_PENDING))
+    mask: Mask = np.array(pc.is_in(rows.column("kind"), pa.array(_FINAL)))
     of_final = rows.filter(pa.array(mask))
     mask[mask] = [place in places for place in _list_tuples(of_final, _PLACE)]
     return mask
@@ -283,7 +452,7 @@ def _read_named_rows(segments: TableHandle, live: LiveState) -> pa.Table:
 def _list_named_files(rows: pa.Table) -> list[_NamedFile]:
     """Return the files in the order of the rows that name them."""
     named = rows.filter(pc.field("file_id").is_valid()).group_by("file_id", use_threads=False)
-    firsts = [(name, "first") for name in ("topic_id", "topic", "step", "footer_hash")]
+    firsts = [(name, "first") for name in ("topic_id", "topic", "step", "footer_hash", "kind")]
     files = named.aggregate([*firsts, ("record_count", "sum")])
     names = ["file_id", *(f"{name}_first" for name, _ in firsts), "record_count_sum"]
     return [_NamedFile(*values) for values in _list_tuples(files, names)]

@@ -151,7 +151,7 @@ class Housekeeping:
 
     def maintain_data_files(self, handles: Handles, step: int) -> None:
         """Merge data files, and remove unneeded ones. step: of the watermark. Raises CommitConflict."""
-        floor = self._settled_step()
+        floor = self.find_settled_step()
         settled = self._settled[1] if self._settled is not None else None
         if self._data_files.maintain(handles, step, floor, settled):
             self.floor = max(self.floor, floor)
@@ -179,7 +179,7 @@ class Housekeeping:
             chosen = [
                 f for f in files if f in chosen or f in wasted or is_mostly_old(handle.spec, f, now, retention_ms)
             ]
-        floor = max(self._settled_step(), handle.floor()) if is_changelog else 0
+        floor = max(self.find_settled_step(), handle.floor()) if is_changelog else 0
         is_whole, history_since_ms = len(chosen) == len(files), self._now_ms() - self._config.ms("delay.history.ms")
         if handle.spec.name == DELAYED.name:
             pieces = (
@@ -231,7 +231,7 @@ class Housekeeping:
         wasted = self._data_files.wasted if handle.spec.name == SEGMENTS.name else frozenset()
         return [file for file in handle.files() if file.path in wasted] if wasted else []
 
-    def _settled_step(self) -> int:
+    def find_settled_step(self) -> int:
         """Return the newest watermark that is at least LOAD_MS old. 0: there is none."""
         horizon_ms = self._clock.steady_ms() - LOAD_MS
         while len(self._watermarks) > 1 and self._watermarks[1][0] <= horizon_ms:
@@ -246,6 +246,11 @@ class Housekeeping:
             # an earlier leader may have replaced something just now
             self._tables[spec.name] = _TableProgress(checkpointed_version, removable_at_ms=self._find_removal_ms(spec))
         return self._tables[spec.name]
+
+    def note_rewrite(self, spec: TableSpec, floor: int) -> None:
+        """Note that rows of a table were rewritten, and that no reader may begin before this step."""
+        self.floor = max(self.floor, floor)
+        self.schedule_cleaning(spec)
 
     def schedule_cleaning(self, spec: TableSpec) -> None:
         """Let what was replaced just now be removed when it is old enough."""

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from lakemq.tables.specs.groups import ASSIGNMENT_MOVES
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.messages import FINAL_MESSAGES, MESSAGES, parse_final_file_id
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.specs.transactions import CONTROL_MARKERS, TRANSACTIONS
@@ -102,8 +102,7 @@ def find_outgrown(store: Store, topics: Mapping[int, Topic], now_ms: int) -> lis
     segments = store.open(SEGMENTS)
     files = segments.files()
     by_age = _find_by_age(segments, files, _Logs.of(aging), now_ms) if aging else {}
-    # open messages after segments, so that every file that a segment names is there
-    by_size = _find_by_size(segments, files, _Logs.of(bounded), store.open(MESSAGES)) if bounded else {}
+    by_size = _find_by_size(store, segments, files, _Logs.of(bounded)) if bounded else {}
     return [
         LogOutgrown(
             topic_id,
@@ -164,7 +163,7 @@ def measure_sizes(store: Store, topics: Mapping[int, Topic]) -> dict[int, list[i
         return sizes
     logs, segments = _Logs.of(filled), store.open(SEGMENTS)
     files, totals = segments.files(), np.zeros(len(logs.log_starts), np.int64)
-    for part in _read_sized_segments(segments, files, logs, store.open(MESSAGES)):
+    for part in _read_sized_segments(store, segments, files, logs):
         np.add.at(totals, part.place, part.size)
     for topic, first in zip(filled, logs.firsts.tolist(), strict=True):
         sizes[topic.topic_id] = totals[first : first + topic.log_count].tolist()
@@ -172,10 +171,16 @@ def measure_sizes(store: Store, topics: Mapping[int, Topic]) -> dict[int, list[i
 
 
 def _read_sized_segments(
-    segments: TableHandle, files: Sequence[StoredFile], logs: _Logs, messages: TableHandle
+    store: Store, segments: TableHandle, files: Sequence[StoredFile], logs: _Logs
 ) -> Iterator[_SegmentColumns]:
     """Yield the segments of these logs with their sizes, file by file."""
-    stored = sorted((parse_file_id(f.path), f.size_bytes, f.record_count) for f in messages.files() if f.record_count)
+    # these tables are opened after segments, so that every file that a segment names is there
+    stored = sorted(
+        (parse(file.path), file.size_bytes, file.record_count)
+        for spec, parse in ((MESSAGES, parse_file_id), (FINAL_MESSAGES, parse_final_file_id))
+        for file in store.open(spec).files()
+        if file.record_count
+    )
     ids, sizes, counts = np.array(stored or [(-1, 0, 1)], np.int64).T
     low, high = int(logs.topic_ids[0]), int(logs.topic_ids[-1])
     near = [f for f in files if _may_hold_topics(f, low, high)]
@@ -189,9 +194,9 @@ def _read_sized_segments(
 
 
 def _find_by_size(
-    segments: TableHandle, files: Sequence[StoredFile], logs: _Logs, messages: TableHandle
+    store: Store, segments: TableHandle, files: Sequence[StoredFile], logs: _Logs
 ) -> dict[int, dict[int, int]]:
-    parts = list(_read_sized_segments(segments, files, logs, messages))
+    parts = list(_read_sized_segments(store, segments, files, logs))
     every = _SegmentColumns.of(parts)
     limits = np.repeat(
         np.array([topic.setting("retention.bytes") for topic in logs.topics], np.int64),

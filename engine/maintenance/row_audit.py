@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +17,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.journal import JOURNAL, WATERMARKS, WatermarkRow
-from lakemq.tables.specs.messages import MESSAGES, REJECTED_ROWS, file_stem
+from lakemq.tables.specs.messages import (
+    FINAL_FILES,
+    FINAL_MESSAGES,
+    MESSAGES,
+    REJECTED_ROWS,
+    file_stem,
+    parse_final_file_id,
+)
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.topics import FINAL_PENDING, SEGMENTS
+from lakemq.tables.specs.topics import FINAL, FINAL_PENDING, SEGMENTS
 from lakemq.tables.storage.delta.store import TableHandle, select_newest
 from lakemq.tables.storage.native_calls import Workers
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.parquet import open_bounded_parquet
 
 from ..namespace.config import EngineConfig
-from ..namespace.data_file import file_name, is_expected_file, read_file_facts, read_footer
+from ..namespace.data_file import is_expected_file, read_file_facts, read_footer
 from ..namespace.load import BEGINNING, shards_from
 from ..namespace.step_reader import Snapshot
 from ..protocol import machine
@@ -76,42 +84,60 @@ class Flaws(NamedTuple):
     elsewhere: Numbers
 
 
-def find_file_flaws(snapshot: Snapshot, files: Files, ranges: pa.Table) -> dict[str, str]:
+class FilePaths:
+    """The paths of data files, each below its table."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        final = snapshot.handles[FINAL_MESSAGES.name].files()
+        self.registered = {file.path: file.record_count for file in snapshot.handles[MESSAGES.name].files()}
+        self.of_messages = frozenset(self.registered)
+        self.registered |= {unquote(file.path): file.record_count for file in final}
+        self._final = {parse_final_file_id(file.path): unquote(file.path) for file in final}
+
+    def find(self, file_id: int) -> str:
+        """Return the path of a file, or what its path in `messages` would be."""
+        return self._final.get(file_id, f"{file_stem(file_id)}.parquet")
+
+
+def find_file_flaws(paths: FilePaths, files: Files, ranges: pa.Table) -> dict[str, str]:
     """Return path -> the flaw of a data file, "" if none: for files of `messages` and files that ranges point at."""
     in_partitions = ranges.filter(pc.field("file_partition") != ANY_PARTITION)
     pairs = zip(in_partitions["file_id"].to_pylist(), in_partitions["footer_hash"].to_pylist(), strict=True)
-    needed = {f"{file_stem(file_id)}.parquet": footer for file_id, footer in pairs}
-    pointed_at = {f"{file_stem(file_id)}.parquet" for file_id in ranges["file_id"].unique().to_pylist()}
-    registered = {file.path: file.record_count for file in snapshot.handles[MESSAGES.name].files()}
+    needed = {paths.find(file_id): footer for file_id, footer in pairs}
+    pointed_at = {paths.find(file_id) for file_id in ranges["file_id"].unique().to_pylist()}
 
     def flaw(path: str) -> str:
-        file_id = parse_file_id(path)
-        facts = None if file_id < 0 else read_file_facts(files, file_id, needed.get(path))
+        folder, _, name = path.rpartition("/")
+        file_id = parse_file_id(name)
+        topic = folder.removeprefix("topic=")
+        facts = None if file_id < 0 else read_file_facts(files, file_id, needed.get(path), topic)
         if facts is None:
             return "gone" if file_id >= 0 else "a foreign file"
         if facts.flaw:
             return facts.flaw
         if path in needed and not is_expected_file(needed[path], facts.footer_hash, facts.is_journaled):
             return "rewritten or damaged"
-        if path not in registered:
+        if path not in paths.registered:
             return "not in messages"
-        return "" if registered[path] == facts.record_count else "not as messages says"
+        return "" if paths.registered[path] == facts.record_count else "not as messages says"
 
-    paths = sorted(pointed_at | registered.keys())
+    all_paths = sorted(pointed_at | paths.of_messages)
     with Workers(_AT_ONCE, "lakemq-footers") as pool:
-        return dict(zip(paths, pool.map(flaw, paths), strict=True))
+        return dict(zip(all_paths, pool.map(flaw, all_paths), strict=True))
 
 
-def find_range_flaws(files: Files, ranges: pa.Table, placings: Sequence[Placing], flaws: Mapping[str, str]) -> Flaws:
+def find_range_flaws(
+    paths: FilePaths, files: Files, ranges: pa.Table, placings: Sequence[Placing], flaws: Mapping[str, str]
+) -> Flaws:
     """Return the flaws of ranges, columns of POINTING. Of a flawed file, every row is missing."""
     columns = {name: ranges.column(name).to_numpy() for name in POINTING.names if name != "footer_hash"}
     missing, elsewhere = columns["record_count"].copy(), np.zeros(ranges.num_rows, np.int64)
     for file_id, indexes in _group_by_file(columns["file_id"]):
-        if flaws[f"{file_stem(file_id)}.parquet"]:
+        path = paths.find(file_id)
+        if flaws[path]:
             continue
         try:
-            with files.open_input(file_name(file_id)) as source:
-                rows = open_bounded_parquet(source, read_footer(source).parse()).read(_COLUMNS)
+            rows = _read_rows(files, file_id, path)
         except (OSError, ValueError, pa.ArrowException):
             continue  # a page is damaged: all rows of the file count as missing
         first, counts, partition, placed = (
@@ -119,6 +145,15 @@ def find_range_flaws(files: Files, ranges: pa.Table, placings: Sequence[Placing]
         )
         missing[indexes], elsewhere[indexes] = _count_flaws(rows, first, counts, partition, placed, placings)
     return Flaws(missing, elsewhere)
+
+
+def _read_rows(files: Files, file_id: int, path: str) -> pa.Table:
+    """Return the rows of a data file with their numbers, which a file of `final_messages` does not have."""
+    is_final = file_id >= FINAL_FILES
+    with files.open_input(f"{(FINAL_MESSAGES if is_final else MESSAGES).name}/{path}") as source:
+        parquet = open_bounded_parquet(source, read_footer(source).parse())
+        rows = parquet.read(_COLUMNS[is_final:])
+    return rows.add_column(0, _COLUMNS[0], pa.array(np.arange(rows.num_rows))) if is_final else rows
 
 
 def _group_by_file(file_ids: Numbers) -> Iterator[tuple[int, Numbers]]:
@@ -251,7 +286,8 @@ def _count_differing(
     stored, expected = (trim_rows(spec, rows, live_state, retention_ms, whole=True) for rows in (stored, decided_rows))
     if spec is SEGMENTS:
         # Rewritten final files have other rows. That they have all messages is a rule of final_messages.
-        stored, expected = (rows.filter(pc.field("kind") != FINAL_PENDING) for rows in (stored, expected))
+        is_final = pc.field("kind").isin([FINAL, FINAL_PENDING])
+        stored, expected = (rows.filter(~is_final) for rows in (stored, expected))
         return _count_unlike(*_sum_up_segments(stored, expected, live_state), ("step", *_SEGMENTS_AGREE))
     if spec is REJECTED_ROWS:
         keys = ("step", *_REJECTIONS_AGREE)

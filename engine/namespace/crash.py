@@ -36,6 +36,7 @@ POINTS: tuple[str, ...] = (
     "finalizing.file_written",
     "finalizing.files_rewritten",
     "finalizing.segments_swapped",
+    "finalizing.segments_switched",
     "housekeeping.merged_file_written",
     "housekeeping.files_swapped",
     "housekeeping.checkpointed",

@@ -20,6 +20,7 @@ import xxhash
 
 from lakemq.tables.specs.messages import (
     BODY_SCHEMA,
+    FILE_SCHEMA,
     FINAL_FILES,
     FINAL_MESSAGES,
     MAX_TIMESTAMP_US,
@@ -216,14 +217,14 @@ def read_footer(source: pa.NativeFile) -> ParquetFooter:
     return ParquetFooter(size, unsigned - (1 << 64) if unsigned >> 63 else unsigned, footer)
 
 
-def read_file_facts(files: Files, file_id: int, expected_hash: int | None = None) -> FileFacts | None:
+def read_file_facts(files: Files, file_id: int, expected_hash: int | None = None, topic: str = "") -> FileFacts | None:
     """Return the facts of a data file from one or two small reads. None: there is no such file.
 
     If the file is unreadable, has another footer, or holds no message rows, the facts have a flaw.
 
-    expected_hash: of its footer, where it is known.
+    expected_hash: of its footer, where it is known. topic: of a file of `final_messages`.
     """
-    name = file_name(file_id)
+    name = file_name(file_id, topic)
     size = files.size(name)
     if size is None:
         return None
@@ -238,7 +239,8 @@ def read_file_facts(files: Files, file_id: int, expected_hash: int | None = None
     except (OSError, ValueError) as error:
         return FileFacts(size, flaw=" ".join(str(error).split()))
     columns = metadata.schema.to_arrow_schema()
-    flaw = "" if columns.equals(MESSAGES.stored_schema) else "no file of message rows"
+    expected = FILE_SCHEMA if file_id >= FINAL_FILES else MESSAGES.stored_schema
+    flaw = "" if columns.equals(expected) else "no file of message rows"
     is_journaled = read_journaled_digest(metadata) is not None
     return FileFacts(footer.size_bytes, metadata.num_rows, footer.hash, flaw, is_journaled)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -86,16 +87,19 @@ def _unreadable_error(file_id: int, error: OSError) -> StorageError:
     return storage_error(f"Data file {file_stem(file_id)} cannot be read.", error)
 
 
-def verify_files(files: Files, footer_hashes: Mapping[int, int | None]) -> dict[int, str]:
+def verify_files(
+    files: Files, footer_hashes: Mapping[int, int | None], topics: Mapping[int, str] = MappingProxyType({})
+) -> dict[int, str]:
     """Return file_id -> what is wrong with the file, for files with a flaw. Only footers are read.
 
     Args:
         files: the data files.
         footer_hashes: file_id -> hash of its footer, as the table of segments has it.
+        topics: file_id -> topic, of files of `final_messages`.
     """
     with Workers(_AT_ONCE, "lakemq-footers") as pool:
-        read = partial(read_file_facts, files)
-        all_facts = zip(footer_hashes, pool.map(read, footer_hashes.keys(), footer_hashes.values()), strict=True)
+        of_files = footer_hashes.keys(), footer_hashes.values(), [topics.get(file_id, "") for file_id in footer_hashes]
+        all_facts = zip(footer_hashes, pool.map(partial(read_file_facts, files), *of_files), strict=True)
         return {
             file_id: "gone" if facts is None else facts.flaw or "rewritten or damaged"
             for file_id, facts in all_facts

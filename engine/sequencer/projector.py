@@ -188,8 +188,8 @@ class Projector:
             self._crash_point("projector.watermark_written")
             if final:
                 handles = self._handles[FINAL_MESSAGES.name], self._handles[SEGMENTS.name]
-                if self._final_table.maintain(*handles, work.live_state):
-                    self._housekeeping.schedule_cleaning(SEGMENTS)
+                if self._final_table.maintain(*handles, work.live_state, self._housekeeping.find_settled_step()):
+                    self._housekeeping.note_rewrite(SEGMENTS, self._final_table.floor)
             self._is_first = False
             self._housekeeping.note_watermark(work.step, work.live_state)
             for handle in self._handles.values():
@@ -203,7 +203,7 @@ class Projector:
     def _needs_sync(self, work: Projection) -> bool:
         """Return whether files of `final_messages` may have to come or go: also what an earlier leader has left."""
         if not self._is_first:
-            return (work.changes_finals or self._final_table.has_more) and (
+            return (work.changes_finals or self._final_table.is_due) and (
                 needs_sync(work.live_state) or FINAL_MESSAGES.name in self._handles
             )
         return needs_sync(work.live_state) or least_versions(self._watermark).get(FINAL_MESSAGES.name, 0) > 0

@@ -245,7 +245,7 @@ class TermFactory:
             self._make_delay_queue(state),
             later,
             self._make_retention_search(),
-            DyingSearch(partial(find_dying, ns.store), self._watching, clock, removing),
+            DyingSearch(partial(find_dying, ns.store, self._new_file_id), self._watching, clock, removing),
             self._make_finalizing(),
             current_at_ms=steady_ms,
             expire_at_ms=steady_ms,

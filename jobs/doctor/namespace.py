@@ -28,6 +28,7 @@ from lakemq.engine.maintenance.final_files import measure_final_lag_ms
 from lakemq.engine.maintenance.final_table import find_damaged_files
 from lakemq.engine.maintenance.retention import read_live_state
 from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.namespace.data_file_reader import verify_files
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.letters.intake import FOLDER as ASIDE
@@ -333,13 +334,15 @@ def check_data_files(mq: Connection) -> Finding:
         for segments in needed.values()
     ]
     footers = {file_id: footer for of_topic in pairs for file_id, footer in of_topic}
-    wrong = verify_files(mq.namespace.files, footers)
+    topics = {file_id: topic for topic, rows in needed.items() for file_id in rows["file_id"].unique().to_pylist()}
+    wrong = verify_files(mq.namespace.files, footers, topics)
     if not wrong:
         return Finding("data files", True, f"all {len(footers)} exist and are unchanged")
     some = [f"{file_stem(file_id)}.parquet ({flaw})" for file_id, flaw in sorted(wrong.items())][:_SOME]
     names = ", ".join(some) + (", ..." if len(wrong) > _SOME else "")
     commands = [_deletion(mq.namespace.path, name, segments, list(wrong)) for name, segments in needed.items()]
-    mend = "Restore them into messages/ from a backup. Or delete their messages and all earlier ones: " + " && ".join(
+    folders = " and ".join(sorted({f"{file_name(file_id, topics[file_id]).partition('/')[0]}/" for file_id in wrong}))
+    mend = f"Restore them into {folders} from a backup. Or delete their messages and all earlier ones: " + " && ".join(
         filter(None, commands)
     )
     found = one_line(f"{len(wrong)} of {len(footers)} are missing or damaged: {names}")

@@ -78,8 +78,10 @@ PARTITIONS = TableSpec(
 # the snapshots of two tables at different times, so that two tables could disagree.
 
 
+FINAL = "final"
+"""The kind of rows that name files of `final_messages`. Views read the files up to the last step of these rows."""
 FINAL_PENDING = "final_pending"
-"""The kind of rows that name files of `final_messages`. Views do not read them."""
+"""Their kind at first: the files come into the table, and views read the messages where they were published."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,20 +90,23 @@ class SegmentRow:
     kind: str = column(
         TEXT,
         "data: rows of a file; commit, abort: the marker that ends a transaction; log_start: offsets below base_offset"
-        " are deleted; topic_deleted: the topic is deleted; final_pending: offsets in a file of final_messages.",
+        " are deleted; topic_deleted: the topic is deleted; final: offsets in a file of final_messages; final_pending:"
+        " the same, and views read them where they were published.",
     )
     topic_id: int = column(INT64, "Id of the topic, never reused.")
     topic: str = column(TEXT, "Name of the topic.")
     partition: int = column(INT32, "Partition within the topic.")
     base_offset: int = column(INT64, "Offset of the first row.")
-    record_count: int = column(INT64, "Number of offsets of the segment; with final_pending of messages.")
+    record_count: int = column(INT64, "Number of offsets of the segment, or of messages of a final range.")
     last_offset: int = column(INT64, "Offset of the last row; lets readers skip files at both ends.")
     file_id: int | None = column(INT64, "The data file, as in its column file_id.", nullable=True)
     footer_hash: int | None = column(
         INT64, "Identifies the file for a fetch: xxHash64 of its Parquet footer, seeded with its size.", nullable=True
     )
     first_row: int | None = column(
-        INT64, "Row of the file that has the base offset; with final_pending the first message.", nullable=True
+        INT64,
+        "Row of the file that has the base offset; with final and final_pending the first message.",
+        nullable=True,
     )
     file_partition: int | None = column(
         INT32,

@@ -9,15 +9,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from finals import are_all_final, fetch_published
+from finals import are_all_final, let_readers_move_on, read_from_final_files
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from unit.served import served, until
 
 import lakemq
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.spark import register
-from lakemq.testing import MovableClock
+from lakemq.testing import MovableClock, serve
 
 CONFIG = {"project.interval.ms": 50, "final.interval.ms": 200, "compact.min.files": 2, "merge.grace.ms": 100}
 DIFFICULT = (
@@ -136,48 +137,83 @@ def test_native_stream_goes_on_after_merges_and_retention(spark: SparkSession, t
     def copy_all() -> None:
         copy_to_delta(read(), tmp_path / "all", tmp_path / "checkpoint")
 
-    with served(tmp_path, clock, **{**CONFIG, "compact.min.files": 1_000}) as mq:
+    with serve(tmp_path / "mq", clock, {**CONFIG, "compact.min.files": 1_000}) as mq:
         mq.topics.create("orders")
         for number in range(3):
-            mq.publish("orders", pa.table({"value": [f"{number}{i}" for i in range(10)]}))
+            mq.publish("orders", pa.table({"value": [f"{number}{i}" for i in range(10 + 145 * number)]}))
             until(lambda: are_all_final(mq))
         copy_all()
         with pytest.raises(StreamingQueryException):
             copy_halfway(ends=False)
     assert len(read_values(tmp_path / "halfway")) == 10
-    with served(tmp_path, clock, **CONFIG) as mq:
+    with serve(tmp_path / "mq", clock, CONFIG) as mq:
         mq.topics.delete_records("orders", {0: 15})
-        until(lambda: len(DeltaTable(str(path)).file_uris()) == 1)
-        until(lambda: are_all_final(mq))
+
+        def is_merged() -> bool:
+            let_readers_move_on(clock)
+            return len(DeltaTable(str(path)).file_uris()) == 1
+
+        until(is_merged)
         copy_halfway(ends=True)
-        clock.ahead_ms = 8 * 86_400_000
+        clock.advance(days=8)
         copy_all()
         mq.publish("orders", pa.table({"value": ["last"]}))
         until(lambda: are_all_final(mq))
         copy_all()
-    published = sorted([f"{number}{i}" for number in range(3) for i in range(10)])
+    published = sorted([f"{number}{i}" for number in range(3) for i in range(10 + 145 * number)])
     assert read_values(tmp_path / "halfway") == published
     assert read_values(tmp_path / "all") == [*published, "last"]
 
 
-def test_fetched_dataframe_scans_final_files_without_a_join(spark: SparkSession, tmp_path: Path) -> None:
-    with lakemq.connect(str(tmp_path / "scanned"), spark=spark, create=True, config=CONFIG) as mq, mq.serving():
-        mq.topics.create("orders", 3)
+def test_spark_reads_final_files_without_a_join(spark: SparkSession, tmp_path: Path) -> None:
+    clock, order = MovableClock(), [("partition", "ascending"), ("offset", "ascending")]
+    with serve(tmp_path / "scanned", clock, CONFIG) as mq:
+        for topic in ("orders", "others"):
+            mq.topics.create(topic, 3)
         for _ in range(2):
             keys = [str(i) for i in range(30)]
+            mq.publish("others", pa.table({"key": keys, "value": keys}))
             mq.publish("orders", pa.table({"key": keys, "value": keys, "ttl_ms": [1, *[None] * 29]}))
             with mq.producer("tx") as producer:
                 producer.begin_transaction()
                 producer.send("orders", "committed", key="1")
                 producer.commit_transaction()
-            until(lambda: are_all_final(mq))
-    with lakemq.connect(str(tmp_path / "scanned"), spark=spark) as mq:
+        until(lambda: are_all_final(mq))
         ends = mq.end_offsets("orders")
-        for starts in ({0: 0, 1: 0, 2: 0}, {0: 3, 2: ends[2] - 5}):
-            fetched, published = mq.fetch("orders", start=starts), fetch_published(mq, "orders", starts)
-            order = [("partition", "ascending"), ("offset", "ascending")]
-            rows = fetched.to_spark().toArrow()
-            assert rows.sort_by(order).to_pylist() == published.to_arrow().to_pylist()
-            assert all("/final_messages/" in name for name in fetched.to_spark().inputFiles())
+        starts = [{0: 0, 1: 0, 2: 0}, {0: 3, 2: ends[2] - 5}]
+        published = [mq.fetch("orders", start=start).to_arrow().to_pylist() for start in starts]
+        lakemq.connect(mq.namespace.path, spark=spark).close()
+        earlier = spark.table("scanned.log_committed").where("topic = 'orders'")
+        in_view = sorted(map(str, earlier.collect()))
+        read_from_final_files(mq, clock)
+    with lakemq.connect(str(tmp_path / "scanned"), spark=spark) as mq:
+        for start, expected in zip(starts, published, strict=True):
+            fetched = mq.fetch("orders", start=start).to_spark()
+            assert fetched.toArrow().sort_by(order).to_pylist() == expected
+            assert all("/final_messages/topic=orders/" in name for name in fetched.inputFiles())
         plan = mq.fetch("orders").to_spark()._jdf.queryExecution().executedPlan().toString()
         assert "Join" not in plan
+        for messages in (earlier, spark.table("scanned.log_committed").where("topic = 'orders'")):
+            assert sorted(map(str, messages.collect())) == in_view
+            assert not any("topic=others" in name for name in messages.inputFiles())
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(300)
+def test_queries_have_each_message_once_while_it_moves_to_final_files(spark: SparkSession, tmp_path: Path) -> None:
+    """A query reads three tables, one after the other. The sequencer changes them meanwhile."""
+    path, settings = tmp_path / "moving", {**CONFIG, "merge.grace.ms": 10_000, "retention.check.interval.ms": 1_000}
+    with lakemq.connect(str(path), spark=spark, create=True, config=settings) as mq, mq.serving():
+        mq.topics.create("orders", 1)
+        query = (
+            f"SELECT count(*) AS count, count(DISTINCT offset) AS distinct, max(offset) + 1 AS end FROM {path.name}."
+        )
+        switched, count = 0, 0
+        while switched < 3 or count < 20:
+            count += 1
+            mq.publish("orders", pa.table({"value": ["x"] * 5}))
+            until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)
+            for view in ("log", "log_committed"):
+                row = spark.sql(query + view).collect()[0]
+                assert [*row] == [5 * count] * 3
+            switched = mq.sql("SELECT count(*) AS n FROM segments WHERE kind = 'final'").column("n")[0].as_py()

@@ -1,22 +1,24 @@
 """Whatever happens to messages, `final_messages` ends with those that a fetch shows, each once.
 
-Real time and a real leader, which is replaced at random. Kills between two writes: `test_sequencer.py`.
+A real leader, which is replaced at random, and a clock that goes on and jumps.
+Kills between two writes: `test_sequencer.py`.
 """
 
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
-from finals import are_all_final, check_each_added_once, find_difference
+from finals import are_all_final, check_each_added_once, find_difference, read_from_final_files
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from stateful.runs import runs
 from unit.served import until
 
-import lakemq
 from lakemq.errors import LakeMQError
+from lakemq.testing import MovableClock, serve
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +40,9 @@ class FinalMessages(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(prefix="lakemq-finals-")
-        self.mq = lakemq.connect(f"{self.folder.name}/mq", create=True, config=CONFIG)
-        self.serving = self.mq.serving()
+        self.clock, self.open = MovableClock(), ExitStack()
+        self.mq = self.open.enter_context(serve(Path(self.folder.name, "mq"), self.clock, CONFIG))
+        self.seen: dict[tuple[int, int, int], bytes] = {}
         self.count = 0
         self.producers: dict[str, Any] = {}
         self.mq.groups.create("g", {"group.protocol": "queue"})
@@ -117,20 +120,41 @@ class FinalMessages(RuleBasedStateMachine):
         """Wait until the table is right. Delayed messages and dead letters may come meanwhile."""
         until(lambda: are_all_final(self.mq) and not find_difference(self.mq))
         check_each_added_once(self.mq)
+        self.check_seen_messages()
+
+    @rule()
+    def read_from_final_files(self) -> None:
+        """Wait until messages are read from final files, and nothing has changed by that."""
+        read_from_final_files(self.mq, self.clock)
+        self.wait()
+
+    def check_seen_messages(self) -> None:
+        """Check that each message that was once read is as it was, unless it was deleted or has expired."""
+        topics = self.mq.state().topics
+        found: dict[tuple[int, int, int], bytes] = {}
+        for topic_id, topic in topics.items():
+            rows = self.mq.fetch(topic.topic, include_expired=True).to_arrow()
+            columns = (rows.column(name).to_pylist() for name in ("partition", "offset", "value"))
+            found |= {(topic_id, partition, offset): value for partition, offset, value in zip(*columns, strict=True)}
+        for place, value in self.seen.items():
+            topic_id, partition, offset = place
+            if topic_id in topics and offset >= topics[topic_id].log_starts[partition]:
+                assert found[place] == value
+        self.seen = found
 
     @rule()
     def replace_leader(self) -> None:
-        self.serving.close()
-        self.serving = self.mq.serving()
+        for leader in list(self.mq._open.serving):
+            leader.close()
+        self.mq.serving()
 
     def teardown(self) -> None:
         try:
             while self.producers:
                 self.end_transaction(True)
-            self.wait()
-            self.serving.close()
+            self.read_from_final_files()
         finally:
-            self.mq.close()
+            self.open.close()
             self.folder.cleanup()
 
 

@@ -112,6 +112,10 @@ def test_stream_of_final_messages_finds_its_last_batch_however_late(player: Play
     player.world.check_final_messages()
 
 
+LATE_POINTS = ("finalizing.segments_switched", "finalizing.files_rewritten", "finalizing.segments_swapped")
+"""Points that come when readers know of the final messages."""
+
+
 def go_on(player: Player, point: str) -> None:
     """Do everything that passes the point."""
     if point == "sequencer.elected":
@@ -122,6 +126,8 @@ def go_on(player: Player, point: str) -> None:
     for _ in range(12):
         if point.startswith("finalizing."):
             player.publish()
+        if point in LATE_POINTS:
+            player.world.pass_time(player.leader)
         player.step()
         player.background.run()
         player.world.clock.sleep(FINAL_MS)

@@ -26,6 +26,7 @@ from lakemq.engine.client.fetch.arrow import fetch_arrow
 from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.client.fetch.plan import Isolation, beginning_offsets, end_offsets, plan_fetch, replan
 from lakemq.engine.client.fetch.rows import FetchPlan
+from lakemq.engine.maintenance.housekeeping import LOAD_MS
 from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import write_data_file
@@ -37,7 +38,7 @@ from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.log import DataFile
-from lakemq.engine.protocol.values.topics import Topic
+from lakemq.engine.protocol.values.topics import DeleteRecords, Topic
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import FileTruncated
 from lakemq.tables.specs.journal import JOURNAL
@@ -53,6 +54,7 @@ EXPIRY_INTERVAL_MS = 10_000
 GAP_MS = 200
 GRACE_MS = 400
 FINAL_MS = 100
+RENEWED_MS = LEASE_MS // 2
 
 CONFIG = {
     "lease.ms": LEASE_MS,
@@ -277,7 +279,7 @@ class World(SideBySide):
         self.check_visible_messages(state, lambda topic, isolation: self.logs(reader, topic, isolation), isolations)
 
     def finalize(self) -> None:
-        """Let a sequencer lead until all messages with a known outcome are final."""
+        """Let a sequencer lead until all messages with a known outcome are final, and read from their files."""
         sequencer, background = self.sequencer()
         self.lead(sequencer)
         for _ in range(3):  # what it projects, what it writes, and what it decides of that
@@ -285,8 +287,19 @@ class World(SideBySide):
             sequencer.step()
             background.run()
         sequencer.step()
+        background.run()
+        self.pass_time(sequencer)
+        background.run()
         sequencer.resign()
         self.remember_steps()
+
+    def pass_time(self, sequencer: Sequencer) -> None:
+        """Let the sequencer lead until no reader begins at the present step, and decide one more."""
+        for _ in range(LOAD_MS // RENEWED_MS + 1):
+            self.clock.sleep(RENEWED_MS)
+            sequencer.step()
+        self.put(self.new_id(), 1, [DeleteRecords("no topic", {0: 0})], [])  # is refused, and by that projected
+        sequencer.step()
 
     def check_final_messages(self) -> None:
         """Check that `final_messages`, read without LakeMQ, has the committed messages, once, and no other.

@@ -19,6 +19,7 @@ from lakemq.engine.client.dead_letters import COLUMNS, DeadLetterCount, Redriven
 from lakemq.engine.client.fetch import log_reader
 from lakemq.engine.client.predicate import Predicate
 from lakemq.engine.maintenance.dying_messages import DyingMessages, find_dying
+from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.protocol.values.dead_letters import DyingFound, SettleDeadLetters
 from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
@@ -387,7 +388,7 @@ def test_search_finds_no_message_in_markers_and_aborted_or_open_transactions(mq:
     def look() -> bool:
         for committed in (False, True):
             dying = DyingMessages("g", topic_id, 0, ((0, 4), (5, 3)), committed)
-            ((found_by_isolation[committed], _),) = find_dying(mq.namespace.store, [dying])
+            ((found_by_isolation[committed], _),) = find_dying(mq.namespace.store, new_file_id, [dying])
         return bool(found_by_isolation[False].rows) and found_by_isolation[False].rows[-1].first == 7
 
     until(look)
@@ -409,7 +410,10 @@ def test_search_ends_after_so_many_segments_and_says_where(mq: Connection) -> No
     all_of_it = DyingMessages("h", topic_id, 0, ((0, 6),), True)
 
     def find_offsets(*dying: DyingMessages, most: int) -> list[tuple[list[int], int]]:
-        return [(_offsets(dying_found)[0], end) for dying_found, end in find_dying(mq.namespace.store, dying, most)]
+        return [
+            (_offsets(dying_found)[0], end)
+            for dying_found, end in find_dying(mq.namespace.store, new_file_id, dying, most)
+        ]
 
     until(lambda: find_offsets(all_of_it, most=9) == [([0, 1, 2, 3, 4, 5], 6)])
     assert find_offsets(all_of_it, most=2) == [([0, 1, 2, 3], 4)]

@@ -32,7 +32,7 @@ class Tables:
         for dying in dying_messages:
             rows = _rows(dying)[: self.most]
             end = rows[-1].first + rows[-1].length
-            dying_found = DyingFound(dying.group, dying.topic_id, dying.partition, rows if self.knows else [], [])
+            dying_found = DyingFound(dying.group, dying.topic_id, dying.partition, rows if self.knows else [], [], [])
             sightings.append(Sighting(dying_found, end))
         return sightings
 

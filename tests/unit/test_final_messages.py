@@ -1,6 +1,7 @@
 """`final_messages`: committed messages become rows of a Delta table that needs no LakeMQ to be read."""
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from itertools import pairwise
 from operator import itemgetter
@@ -11,23 +12,39 @@ import pyarrow as pa
 import pytest
 from clocks import ManualClock
 from deltalake import DeltaTable
-from finals import are_all_final, check_each_added_once, check_final_messages, fetch_published
+from finals import (
+    are_all_final,
+    check_each_added_once,
+    check_final_messages,
+    let_readers_move_on,
+    read_from_final_files,
+)
 from protocol_harness import Harness
 from unit.served import until
 
 import lakemq
+from lakemq import Connection
 from lakemq.engine.maintenance.final_files import measure_final_lag_ms
 from lakemq.engine.maintenance.final_table import choose_last_files
+from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.engine.maintenance.row_audit import compare_with_replay
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
 from lakemq.engine.protocol.values.topics import DeleteRecords
 from lakemq.engine.sequencer.finalizing import STALE_MS, Finalizing
+from lakemq.jobs.audit import audit
 from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.tables.specs.messages import FINAL_FILES
+from lakemq.testing import MovableClock, read_dead_letters, serve
 
 CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 50, "final.interval.ms": 100}
+
+
+@pytest.fixture
+def mq(tmp_path: Path, mq_clock: MovableClock) -> Iterator[Connection]:
+    with serve(tmp_path / "mq", mq_clock, {**CONFIG, "compact.min.files": 2, "merge.grace.ms": 200}) as connection:
+        yield connection
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -104,19 +121,26 @@ def test_file_with_a_damaged_page_stays_and_holds_nothing_up(tmp_path: Path) -> 
         check_final_messages(mq)
 
 
-def test_small_files_become_one_in_the_order_of_offsets(tmp_path: Path) -> None:
-    path, settings = tmp_path / "mq", {"compact.min.files": 2, "merge.grace.ms": 100}
-    with lakemq.connect(str(path), create=True, config={**CONFIG, **settings}) as mq, mq.serving():
-        mq.topics.create("a", 2)
-        for number in range(8):
-            mq.publish("a", pa.table({"value": [str(number)] * 2, "key": ["x", "y"]}))
-            until(lambda: are_all_final(mq))
-        until(lambda: len(list_files(path)) <= 3)
-        check_final_messages(mq)
-        assert compare_with_replay(take_snapshot(mq.namespace.store), mq.namespace.config).differing["segments"] == 0
-        table = DeltaTable(str(path / "final_messages"))
-        files = sorted(pa.table(table.get_add_actions(flatten=True)).to_pylist(), key=itemgetter("modification_time"))
-        assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
+def test_small_files_become_one_in_the_order_of_offsets(mq: Connection, mq_clock: MovableClock) -> None:
+    mq.topics.create("a", 2)
+    for number in range(8):
+        values = [f"{number} {i}" for i in range(100 * (number + 1))]  # no file is larger than those after it
+        mq.publish("a", pa.table({"value": values, "key": values}))
+        until(lambda: are_all_final(mq))
+    path = Path(mq.namespace.path)
+
+    def check() -> bool:
+        let_readers_move_on(mq_clock)
+        return len(list_files(path)) <= 3
+
+    until(check)
+    read_from_final_files(mq, mq_clock)
+    check_final_messages(mq)
+    assert describe_files("a", mq) == "final"
+    assert compare_with_replay(take_snapshot(mq.namespace.store), mq.namespace.config).differing["segments"] == 0
+    table = DeltaTable(str(path / "final_messages"))
+    files = sorted(pa.table(table.get_add_actions(flatten=True)).to_pylist(), key=itemgetter("modification_time"))
+    assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
 
 
 def write_all_kinds(mq: lakemq.Connection) -> None:
@@ -141,65 +165,122 @@ def write_all_kinds(mq: lakemq.Connection) -> None:
     mq.publish("a", pa.table({"value": ["hot"]}))
 
 
-def test_fetch_of_any_range_reads_final_files_and_shows_the_same(tmp_path: Path) -> None:
-    path = str(tmp_path / "mq")
-    with lakemq.connect(path, create=True, config=CONFIG) as mq, mq.serving():
-        write_all_kinds(mq)
-    with lakemq.connect(path) as mq:
-        for topic in ("a", "a.dlq"):
-            firsts, ends = mq.beginning_offsets(topic), mq.end_offsets(topic)
-            for partition, end in ends.items():
-                for first in range(firsts[partition], end, 5):
-                    for last in range(first, end + 1, 3):
-                        fetched = mq.fetch(topic, start={partition: first}, end={partition: last})
-                        published = fetch_published(mq, topic, {partition: first}, {partition: last})
-                        assert fetched.to_arrow() == published.to_arrow()
-                        assert len(fetched) == len(published)
-            whole = mq.fetch(topic)
-            assert pa.concat_tables(whole.pieces(target_bytes=1_000)) == fetch_published(mq, topic).to_arrow()
-        assert [describe_files(topic, mq) for topic in ("a", "a.dlq")] == ["final and published", "published"]
+def test_fetch_of_any_range_shows_the_same_from_published_and_final_files(
+    mq: Connection, mq_clock: MovableClock
+) -> None:
+    write_all_kinds(mq)
+    ranges = [
+        (topic, {partition: first}, {partition: last})
+        for topic in ("a", "a.dlq")
+        for partition, end in mq.end_offsets(topic).items()
+        for first in range(mq.beginning_offsets(topic)[partition], end, 5)
+        for last in range(first, end + 1, 3)
+    ]
+
+    def fetch_all() -> list[pa.Table]:
+        return [mq.fetch(topic, start=start, end=end).to_arrow() for topic, start, end in ranges]
+
+    published = fetch_all()
+    assert {describe_files(topic, mq) for topic in ("a", "a.dlq")} == {"published"}
+    read_from_final_files(mq, mq_clock)
+    assert {describe_files(topic, mq) for topic in ("a", "a.dlq")} == {"final"}
+    assert fetch_all() == published
+    for topic in ("a", "a.dlq"):
+        assert pa.concat_tables(mq.fetch(topic).pieces(target_bytes=1_000)) == mq.fetch(topic).to_arrow()
 
 
-def describe_files(topic: str, mq: lakemq.Connection) -> str:
+def describe_files(topic: str, mq: Connection) -> str:
     """Return in which tables a fetch reads the messages of a topic."""
-    is_final = {file_id >= FINAL_FILES for file_id in mq.fetch(topic).plan.segments.column("file_id").to_pylist()}
+    with lakemq.connect(mq.namespace.path) as newcomer:
+        file_ids = newcomer.fetch(topic).plan.segments.column("file_id").to_pylist()
+    is_final = {file_id >= FINAL_FILES for file_id in file_ids}
     return " and ".join(name for kind, name in ((True, "final"), (False, "published")) if kind in is_final)
 
 
-def test_fetch_reads_published_files_if_a_final_one_is_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "mq"
-    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
-        mq.topics.create("a")
-        mq.publish("a", pa.table({"value": list("01234567")}))
-        until(lambda: are_all_final(mq))
-    for damage in (lambda file: file.write_bytes(file.read_bytes()[:-1]), Path.unlink):
-        with lakemq.connect(str(path)) as mq:
-            assert describe_files("a", mq) == "final"
-            (file,) = (path / "final_messages" / "topic=a").iterdir()
-            damage(file)
-            assert [message.value for message in mq.fetch("a")] == [f"{i}".encode() for i in range(8)]
+VIEWS = ("log", "log_committed", "dead_lettered", "topic_stats", "consumer_lag")
 
 
-def test_fetch_of_a_busy_topic_reads_published_files_if_a_final_one_is_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "mq"
-    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving(), lakemq.connect(str(path)) as other:
+def test_views_show_the_same_from_published_and_final_files(mq: Connection, mq_clock: MovableClock) -> None:
+    def read_views() -> dict[str, list[str]]:
+        tables = {view: mq.sql(f"SELECT * FROM {view}", wait_ms=9_000) for view in VIEWS}
+        return {view: sorted(map(repr, rows.to_pylist())) for view, rows in tables.items()}
 
-        def publish(count: int) -> None:
-            mq.publish("a", pa.table({"value": [b"x"] * count}))
-            end = mq.end_offsets("a")[0]
-            until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)
-            until(lambda: mq.state().topic("a").final_offsets.tolist() == [end])
-            until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)
+    write_all_kinds(mq)
+    published = read_views()
+    read_from_final_files(mq, mq_clock)
+    assert read_views() == published
+    of_offset = "SELECT value FROM log_committed WHERE topic = 'a' AND partition = {} AND offset = {}"
+    messages = list(mq.fetch("a"))
+    for message in (messages[0], messages[-1]):
+        query = of_offset.format(message.partition, message.offset)
+        assert mq.sql(query, wait_ms=9_000).column("value").to_pylist() == [message.value]
+    assert audit(mq.namespace, None).holds()
 
-        mq.topics.create("a", 1)
-        publish(8)
-        other.fetch("a")
-        (file,) = (path / "final_messages" / "topic=a").iterdir()
-        file.write_bytes(file.read_bytes()[:-1])
-        publish(1)
-        assert [message.offset for message in other.fetch("a")] == list(range(9))
-        with other.consumer("g", assign=["a"], auto_offset_reset="earliest") as consumer:
-            assert len(list(consumer.poll(timeout_ms=5_000))) == 9
+
+def test_published_files_go_when_their_messages_are_read_from_final_ones(
+    mq: Connection, mq_clock: MovableClock
+) -> None:
+    mq.topics.create("a", 2)
+    mq.topics.create("delayed", 1)
+    mq.publish("delayed", pa.table({"value": ["later"], "delay_ms": [86_400_000]}))
+    until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)  # else they may share a file
+    for number in range(3):
+        mq.publish("a", pa.table({"value": [str(number)] * 4, "key": list("0123")}))
+    kept = mq.fetch("a").to_arrow()
+    read_from_final_files(mq, mq_clock)
+    folder = Path(mq.namespace.path, "messages")
+
+    def check() -> bool:
+        mq_clock.advance(seconds=61)
+        listed = DeltaTable(str(folder)).to_pyarrow_table()
+        return listed.column("value").to_pylist() == [b"later"] and len(list(folder.glob("*.parquet"))) == 1
+
+    until(check)
+    assert mq.fetch("a").to_arrow() == kept
+    assert audit(mq.namespace, None).holds()
+    assert make_checks(mq, mq.observer())["data files"]().ok
+
+
+def test_final_messages_die_and_are_sent_back(mq: Connection, mq_clock: MovableClock) -> None:
+    mq.groups.create("g", {"group.protocol": "queue"})
+    mq.topics.create("a", 1)
+    mq.publish("a", pa.table({"value": list("0123"), "key": list("abcd")}))
+    published = {message.value: (message.key, message.timestamp) for message in mq.fetch("a")}
+    read_from_final_files(mq, mq_clock)
+    with mq.consumer("g", topics=["a"], auto_offset_reset="earliest") as consumer:
+        consumer.reject(list(consumer.poll(timeout_ms=9_000, max_records=3)), error="no good")
+        consumer.flush()
+        assert [(letter.value, letter.error) for letter in read_dead_letters(mq, at_least=3)] == [
+            (value, "no good") for value in (b"0", b"1", b"2")
+        ]
+        mq.topics.delete_records("a", {0: 3})
+        read_from_final_files(mq, mq_clock)
+        assert mq.dead_letters.redrive("a.dlq").messages == 3
+        until(lambda: mq.end_offsets("a") == {0: 7})
+        read_from_final_files(mq, mq_clock)
+        shown = [(message.offset, message.value) for message in mq.fetch("a")]
+        assert shown == [(3, b"3"), (4, b"0"), (5, b"1"), (6, b"2")]
+        assert {message.value: (message.key, message.timestamp) for message in mq.fetch("a")} == published
+    assert audit(mq.namespace, None).holds()
+
+
+def test_retention_by_size_counts_final_files(mq: Connection, mq_clock: MovableClock) -> None:
+    mq.topics.create("a", 1)
+    for number in range(4):
+        mq.publish("a", pa.table({"value": [secrets.token_bytes(1_000)] * 10}))
+        until(lambda end=10 * (number + 1): mq.state().topic("a").final_offsets.tolist() == [end])
+    read_from_final_files(mq, mq_clock)
+    size = measure_sizes(mq.namespace.store, mq.state().topics)[mq.topics.describe("a").topic_id][0]
+    assert size > 3_000
+    mq.topics.alter("a", config={"retention.bytes": size // 8})
+
+    def check() -> bool:
+        mq_clock.advance(seconds=2)
+        return mq.beginning_offsets("a")[0] > 0
+
+    until(check)
+    read_from_final_files(mq, mq_clock)
+    check_final_messages(mq)
 
 
 @pytest.mark.parametrize(

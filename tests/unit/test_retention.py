@@ -27,7 +27,7 @@ from lakemq.engine.maintenance.retention import find_outgrown
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import LogOutgrown, Topic
 from lakemq.engine.sequencer.searches import RETENTION_LOOK_TIMEOUT_MS, RetentionSearch
-from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.messages import FINAL_MESSAGES, MESSAGES
 from lakemq.tables.specs.topics import SEGMENTS, SegmentRow
 from lakemq.tables.storage.delta.commits import NewFile
 from lakemq.tables.storage.delta.store import Store
@@ -93,7 +93,7 @@ def store(tmp_path: Path) -> Store:
 
 def create_store(folder: Path) -> Store:
     new = Store(LocalFiles(str(folder)))
-    for spec in (SEGMENTS, MESSAGES):
+    for spec in (SEGMENTS, MESSAGES, FINAL_MESSAGES):
         new.create(spec)
     messages = new.open(MESSAGES)
     new.files.put(f"{MESSAGES.name}/{1:016x}.parquet", b"")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from lakemq.tables.specs.topics import FINAL_PENDING, SEGMENTS
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.coordination.step_objects import StepsGone
 from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle
 from lakemq.tables.storage.native_calls import NATIVE_CALLS
@@ -30,7 +30,6 @@ from ...protocol.values.journal import is_renewal
 from ...protocol.values.segments import cut_segments, find_continuations, merge_continuations
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic
-from .final_places import move_to_final_files, widen_ranges
 from .lookup import PLAN_SCHEMA, Lookup, Numbers, OffsetRange, StoredSegments, filter_rows, is_kind
 from .tail import StepRowsByFile, TailRows, TailSegments
 
@@ -162,16 +161,13 @@ class Reader:
         return view if view.follow() else None
 
     @NATIVE_CALLS.guard
-    def find_segments(
-        self, topic: Topic, ranges: list[OffsetRange], committed: bool, reads_final: bool = True
-    ) -> pa.Table:
+    def find_segments(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
         """Return the data segments of the ranges, cut to them, by partition and offset (PLAN_SCHEMA).
 
         Args:
             topic: as of the last `refresh`.
             ranges: at most one per partition.
             committed: leave out segments of aborted transactions. The ranges then end at the last stable offset.
-            reads_final: whether committed messages are read from `final_messages`, as far as they are there.
 
         Raises:
             UnknownTopicOrPartition, OffsetOutOfRange: the topic or its first offsets were deleted meanwhile.
@@ -183,8 +179,6 @@ class Reader:
         try:
             segments = self._find_all_or_reload(topic, lookup)
             data = _select_data(segments, committed)
-            if committed and reads_final and (is_final := is_kind(segments, FINAL_PENDING)).any():
-                data = self._move_to_final_files(topic, data, segments.filter(pa.array(is_final)), ranges)
         except Exception:
             with store_errors(), report_damage(self._store):
                 raise
@@ -193,18 +187,6 @@ class Reader:
         return merge_continuations(
             planned, find_continuations(planned, _SAME_IN_RUN, ("base_offset", "first_row", "source_offset"))
         )
-
-    def _move_to_final_files(
-        self, topic: Topic, data: pa.Table, finals: pa.Table, ranges: list[OffsetRange]
-    ) -> pa.Table:
-        """Return the segments with their places in files of `final_messages`. They may go beyond the ranges."""
-        finals, wider = _sort(finals), widen_ranges(ranges, finals)
-        if wider != ranges:
-            try:
-                data = _select_data(self._view.find(topic, Lookup(topic.topic_id, wider, True)), committed=True)
-            except FileNotFoundError:  # a file was merged meanwhile
-                return data
-        return move_to_final_files(data, finals)
 
     def _find_all_or_reload(self, topic: Topic, lookup: Lookup) -> pa.Table:
         """Return segments with every offset of the ranges."""
@@ -241,7 +223,6 @@ class Reader:
 
 def _count_lacking_offsets(segments: pa.Table, ranges: Sequence[OffsetRange]) -> int:
     """Return how many offsets of the ranges are in none of the segments, which are all of these partitions."""
-    segments = filter_rows(segments, ~is_kind(segments, FINAL_PENDING))
     starts, ends = _find_bounds(segments, ranges)
     base, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
     counts = np.minimum(last + 1, ends) - np.maximum(base, starts)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.topics import FINAL_PENDING, SEGMENT_SCHEMA, SEGMENTS
+from lakemq.tables.specs.topics import SEGMENT_SCHEMA, SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
 from lakemq.tables.storage.parquet import open_parquet
@@ -33,7 +33,7 @@ _NEVER = np.iinfo(np.int64).max
 
 KINDS_WITH_OFFSETS = ("data", "commit", "abort")
 """The kinds of segments whose offsets lie in the log. Each offset from the log start on is in one such segment."""
-_KINDS_WITH_OFFSETS, _LOOKED_UP = pa.array(KINDS_WITH_OFFSETS), pa.array([*KINDS_WITH_OFFSETS, FINAL_PENDING])
+_KINDS_WITH_OFFSETS = pa.array(KINDS_WITH_OFFSETS)
 
 PLAN_SCHEMA: pa.Schema = pa.schema(
     [
@@ -83,7 +83,7 @@ class Lookup:
 
     Attributes:
         ranges: at least one, each of another partition.
-        committed: also find final ranges, and aborts in these partitions, of transactions that begin before the last of
+        committed: also find aborts in these partitions, of transactions that begin before the last of
             the ranges ends. The marker of an abort comes after all messages that it aborts, so it may be after the end.
     """
 
@@ -125,7 +125,7 @@ class Lookup:
         partitions = np.minimum(segments.column("partition").to_numpy(), len(starts) - 1)
         base, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
         mask: Mask = (base < ends[partitions]) & (last >= starts[partitions])
-        mask &= pc.is_in(segments.column("kind"), _LOOKED_UP if self.committed else _KINDS_WITH_OFFSETS).to_numpy()
+        mask &= pc.is_in(segments.column("kind"), _KINDS_WITH_OFFSETS).to_numpy()
         if self.committed and (aborts := is_kind(segments, "abort")).any():
             begins = pc.fill_null(segments.column("first_offset"), _NEVER).to_numpy()
             mask |= aborts & (starts[partitions] != _NEVER) & (begins < self.end)

@@ -44,7 +44,6 @@ def plan_fetch(
     starts: Mapping[int, int],
     ends: Mapping[int, int],
     include_expired: bool = False,
-    reads_final: bool = True,
 ) -> FetchPlan:
     """Return the plan that reads these offsets.
 
@@ -58,7 +57,6 @@ def plan_fetch(
         starts: partition -> first offset.
         ends: partition -> end offset (exclusive). Partitions that are missing in one of the two are not read.
         include_expired: also show messages that have expired.
-        reads_final: whether committed messages are read from `final_messages`, as far as they are there.
 
     Raises:
         OffsetOutOfRange: the log of a partition does not hold its range.
@@ -77,7 +75,7 @@ def plan_fetch(
                 expected=f"{begin} to {end}",
             )
     filled = [range_ for range_ in ranges if range_.end > range_.start]
-    segments = reader.find_segments(topic, filled, is_committed, reads_final)
+    segments = reader.find_segments(topic, filled, is_committed)
     return FetchPlan(
         topic=topic.topic,
         topic_id=topic.topic_id,
@@ -91,9 +89,7 @@ def plan_fetch(
 
 
 def replan(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
-    """Return a plan that reads the same messages where they were published, or merged; None if they have not moved.
-
-    It reads no final file, so that a damaged one holds nothing up.
+    """Return a plan that reads the same messages where they are now; None if they have not moved.
 
     Args:
         reader: a reader that was just refreshed.
@@ -109,7 +105,7 @@ def replan(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
     partitions = spans.column("partition").to_pylist()
     starts = dict(zip(partitions, spans.column("base_offset_min").to_pylist(), strict=True))
     ends = dict(zip(partitions, pc.add(spans.column("last_offset_max"), 1).to_pylist(), strict=True))
-    new_plan = plan_fetch(reader, topic, plan.isolation, starts, ends, reads_final=False)
+    new_plan = plan_fetch(reader, topic, plan.isolation, starts, ends)
     if new_plan.segments.equals(plan.segments):
         return None
     return replace(new_plan, ranges=plan.ranges, now_ms=plan.now_ms)

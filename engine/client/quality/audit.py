@@ -19,6 +19,7 @@ from lakemq.tables.storage.delta.store import find_foreign_commits
 
 from ...maintenance.row_audit import (
     POINTING,
+    FilePaths,
     Placing,
     ReplayComparison,
     compare_with_replay,
@@ -449,8 +450,9 @@ def _make_relations(namespace: Namespace, snapshot: Snapshot) -> duckdb.DuckDBPy
             without_rows.execute(f"CREATE TEMP TABLE {name} AS {RELATIONS[name]}")
         ranges = without_rows.sql(RANGES).to_arrow_table()
     pointing = pa.table({name: ranges.column(name).cast(pa.int64()) for name in POINTING.names})
-    flaws = find_file_flaws(snapshot, namespace.files, pointing)
-    flawed_ranges = find_range_flaws(namespace.files, pointing, distinct, flaws)
+    paths = FilePaths(snapshot)
+    flaws = find_file_flaws(paths, namespace.files, pointing)
+    flawed_ranges = find_range_flaws(paths, namespace.files, pointing, distinct, flaws)
     flawed = ranges.select(["whose", "topic", "partition"])
     flawed = flawed.append_column("missing", pa.array(flawed_ranges.missing))
     flawed = flawed.append_column("elsewhere", pa.array(flawed_ranges.elsewhere))

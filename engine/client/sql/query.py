@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from lakemq.tables.specs.messages import INBOX, MESSAGES
+from lakemq.tables.specs.messages import FINAL_MESSAGES, INBOX, MESSAGES
 from lakemq.tables.storage.native_calls import NATIVE_CALLS, Workers
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.parquet import BASE_BYTES, TooLargeUnpacked, open_bounded_parquet
@@ -392,8 +392,8 @@ def connect_duckdb(
 ) -> duckdb.DuckDBPyConnection:
     """Return an in-memory DuckDB whose current schema has all tables and views, as of one watermark.
 
-    without: paths of data files of `messages` whose rows are left out. memory_mb: the most memory that DuckDB takes,
-    and the most temporary space.
+    without: paths of data files of `messages` or `final_messages` whose rows are left out. memory_mb: the most memory
+    that DuckDB takes, and the most temporary space.
 
     Raises StepTooOld.
     """
@@ -424,6 +424,9 @@ def connect_duckdb(
         elif spec is MESSAGES:
             files = [file for file in handles[spec.name].files() if file.path not in without]
             rows = connection.from_arrow(_open_data_files(namespace, files))
+        elif spec is FINAL_MESSAGES:
+            files = [file for file in handles[spec.name].files() if unquote(file.path) not in without]
+            rows = connection.from_arrow(namespace.store.dataset(spec, files))
         else:
             rows = connection.from_arrow(handles[spec.name].dataset())
         if is_projection(spec) and "step" in spec.stored_schema.names:

@@ -102,7 +102,7 @@ def _build_other_rows(step: int, record: Record) -> list[SegmentRow]:
     return []
 
 
-def build_final_rows(step: int, record: RangesFinalized) -> Iterator[SegmentRow]:
+def build_final_rows(step: int, record: RangesFinalized, kind: str = FINAL_PENDING) -> Iterator[SegmentRow]:
     """Yield a row per range. It names the file of the range and the first of its rows there, if it has messages.
 
     The rows of a file are by partition and offset, as the ranges are.
@@ -112,7 +112,7 @@ def build_final_rows(step: int, record: RangesFinalized) -> Iterator[SegmentRow]
         file = None if range_.file is None else record.files[range_.file]
         yield SegmentRow(
             step=step,
-            kind=FINAL_PENDING,
+            kind=kind,
             topic_id=record.topic_id,
             topic=record.topic,
             partition=range_.partition,

@@ -37,6 +37,7 @@ from ..values.dead_letters import (
 from ..values.decision import Decision, DecisionInputs
 from ..values.deliveries import DEAD_LETTERS, NO_MESSAGES, Deliveries, MessagesSettled, SettledMessages
 from ..values.journal import JournalEntry
+from ..values.log import FilesAdded
 from ..values.segments import NO_SEGMENTS, Segments, build_segments
 from ..values.state import State
 from ..values.stretches import DeliveryStatus, Range, Stretch, stretches_to_ranges
@@ -78,6 +79,7 @@ def _move_to_dead_letter_topic(
     target = _find_dead_letter_topic(state, topic) if dead else None
     if target is not None:
         yield from target.created
+        yield from _add_copies(sighting)
         goes = [_build_dead_letter(state, topic, sighting, target, *rows_and_part) for rows_and_part in dead]
         parts = [SettledMessages(*tp, DeliveryStatus.ACKNOWLEDGED, stretches_to_ranges([part for _, part in dead]))]
         record = MessagesDeadLettered(sighting.group, topic.topic, target.topic, parts)
@@ -106,7 +108,13 @@ def _redrive(state: State, topic: Topic, deliveries: Deliveries, sighting: Dying
     if done:
         settled = SettledMessages(sighting.topic_id, sighting.partition, DeliveryStatus.ACKNOWLEDGED, sorted(done))
         record = DeadLettersSettled(sighting.topic_id, topic.topic, REDRIVEN, [settled])
+        yield from _add_copies(sighting)
         yield JournalEntry(record, _append_to_logs(state, goes))
+
+
+def _add_copies(sighting: DyingFound) -> Iterator[JournalEntry]:
+    if sighting.copied:
+        yield JournalEntry(FilesAdded(sighting.copied))
 
 
 def _restart_ttl(state: State, source: Topic) -> dict[str, Any]:

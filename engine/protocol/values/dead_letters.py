@@ -9,6 +9,7 @@ import msgspec
 
 from .base import Count, GroupRecord, Number, Request, Result, TopicRecord, Transitions
 from .deliveries import SettledMessages
+from .log import DataFile
 from .stretches import DeliveryStatus, Range
 
 REDRIVE = ""
@@ -56,7 +57,7 @@ class DyingFound(msgspec.Struct, frozen=True):
     """Dying messages that the leader has located in the tables.
 
     group: the group that gave them up, or REDRIVE. rows: ascending and disjoint. empty: offsets that hold no message
-    for the group, such as markers and aborted messages.
+    for the group, such as markers and aborted messages. copied: data files to which rows were copied.
     """
 
     group: str
@@ -64,6 +65,7 @@ class DyingFound(msgspec.Struct, frozen=True):
     partition: int
     rows: list[RowLocation]
     empty: list[Range]
+    copied: list[DataFile]
 
 
 # -- requests -------------------------------------------------------------------------------------------
