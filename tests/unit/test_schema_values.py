@@ -681,6 +681,26 @@ def test_avro_values_are_written_and_read_as_json() -> None:
             topic.encode_json([json.dumps(wrong).encode()])
 
 
+@pytest.mark.parametrize(
+    ("type", "schema"),
+    [
+        ("ddl", "day DATE, raw BINARY, price DECIMAL(6,2)"),
+        (
+            "json",
+            '{"required": ["day"], "properties": {"raw": {"type": "string"}, "price": {"type": ["string", "number"]}}}',
+        ),
+    ],
+)
+def test_json_that_fits_is_kept_letter_by_letter_where_values_are_json(type: str, schema: str) -> None:
+    topic = open_topic_schema("t", lambda: [SchemaVersion(1, type, schema, 1)], None)
+    texts = [b'{"day": "2024-05-01", "raw": "/w==", "price": 12.30}', b'{"day":"2024-05-01","price":"12.30"}', None]
+    assert topic.encode_json(texts) == texts
+    assert topic.parse(texts).null_count == 1
+    for wrong in (b'{"day": "2024-05-01", "raw": 7}', b"{"):
+        with pytest.raises(SchemaMismatch, match="Row 0 does not fit"):
+            topic.encode_json([wrong])
+
+
 def test_json_of_avro_parts_without_a_column_is_encoded_again() -> None:
     """Unions and records within themselves have no Arrow type that says what their text is."""
     decimal, moment = logical("bytes", "decimal", precision=30, scale=4), logical("long", "timestamp-micros")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
 import threading
@@ -554,51 +552,4 @@ def read_json(text: bytes) -> Any:
         raise ValueError(TOO_DEEP) from None
 
 
-def read_json_row(text: bytes, field: pa.Field) -> Any:
-    """Return JSON as Python objects of the field's types, for an encoder. Raises ValueError, without the value."""
-    value = read_json(text)
-    try:
-        return _convert(value, field)
-    except (binascii.Error, InvalidOperation, ValueError):
-        raise ValueError("found text that is no time, no decimal or no base64") from None
-
-
 _decoder = msgspec.json.Decoder(float_hook=Decimal)
-
-
-def _convert(value: Any, field: pa.Field | None) -> Any:
-    """Convert a part. Parts without a type are left to the encoder, which refuses or understands them."""
-    if field is None or is_json_text(field):
-        return _to_floats(value)
-    type = field.type
-    if value is None:
-        return value
-    if pa.types.is_struct(type) and isinstance(value, Mapping):
-        fields = {child.name: child for child in type}
-        return {name: _convert(part, fields.get(name)) for name, part in value.items()}
-    if pa.types.is_map(type) and isinstance(value, Mapping):
-        return {name: _convert(part, type.item_field) for name, part in value.items()}
-    if pa.types.is_list(type) and isinstance(value, list):
-        return [_convert(part, type.value_field) for part in value]
-    if pa.types.is_decimal(type) and not isinstance(value, bool):
-        return Decimal(str(value))
-    return _convert_text(value, type) if isinstance(value, str) else _to_floats(value)
-
-
-def _to_floats(value: Any) -> Any:
-    """Return a part with its numbers as JSON has them. They are read as decimals, which lose no digits."""
-    if isinstance(value, Mapping):
-        return {name: _to_floats(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return list(map(_to_floats, value))
-    return float(value) if isinstance(value, Decimal) else value
-
-
-def _convert_text(text: str, type: pa.DataType) -> Any:
-    if pa.types.is_binary(type):
-        return base64.b64decode(text, validate=True)
-    if pa.types.is_date(type):
-        return date.fromisoformat(text)
-    if pa.types.is_timestamp(type):
-        return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
-    return text
