@@ -84,7 +84,7 @@ ALONE := tests/faults/test_long_run.py
 test-nightly: $(READY) $(ARCHIVE) ## what only luck finds: all examples of properties, random kills, rare cases, all stores, mutations, a soak: hours
 	LAKEMQ_ALL_EXAMPLES=1 $(BIN)/pytest $(MIXED) -m "nightly or hypothesis" --ignore=$(ALONE)
 	$(BIN)/pytest $(ALONE) tests/operating -m nightly
-	$(BIN)/python -m lakemq.jobs.azure_jars
+	$(BIN)/python -m lakemq.jobs.jars azure
 	$(STORES) $(BIN)/pytest $(STORE_TESTS) -m nightly && $(BIN)/pytest -n 2 tests/unit/test_object_stores.py && $(BIN)/pytest $(CLUSTER)
 	$(MAKE) mutations soak
 
@@ -107,7 +107,7 @@ test-quality: $(READY) ## the gate and the audit beside Great Expectations: abou
 CLUSTER := tests/stores/test_cluster.py
 # Go and npm fetch the servers once.
 STORE_TESTS := -n 2 --dist loadfile tests/stores --ignore=$(CLUSTER)
-STORES = $(BIN)/python -m lakemq.jobs.s3a_jars && s3=$$($(BIN)/python tests/versitygw.py) && \
+STORES = $(BIN)/python -m lakemq.jobs.jars s3a && s3=$$($(BIN)/python tests/versitygw.py) && \
 	  azure=$$($(BIN)/python tests/azurite.py) && gcs=$$($(BIN)/python tests/gcs_server.py) && \
 	  export LAKEMQ_TEST_S3="$$s3" LAKEMQ_TEST_AZURE="$$azure" LAKEMQ_TEST_GCS="$$gcs" &&
 .PHONY: test-stores

@@ -24,9 +24,7 @@ from standalone_cluster import CHECKOUT, Cluster, standalone_cluster
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.azure_jars import AZURE_JARS
-from lakemq.jobs.jars import JarSet
-from lakemq.jobs.s3a_jars import S3A_JARS
+from lakemq.jobs.jars import AZURE_JARS, S3A_JARS, JarSet
 from lakemq.tables.storage.object_stores.files import open_files
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1_200)]

@@ -13,7 +13,7 @@ from azurite import KEY, VARIABLE, AzureServer
 from gcs_server import GcsServer
 from s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 
-from lakemq.jobs.s3a_jars import S3A_JARS
+from lakemq.jobs.jars import S3A_JARS
 
 PAGE = Path(__file__).parents[2] / "docs" / "object-stores.md"
 TIMEOUT_S = 400
