@@ -109,7 +109,7 @@ def describe(
 
             with show_activity("counting keys"):
                 spread = find_key_spread(mq, topic, newest or NEWEST)
-    rows = _spread_rows(spread, show_hot_keys) if spread else []
+    rows = list_spread(spread, show_hot_keys) if spread else []
     warnings = spread.warnings() if spread else []
     if session.output is Output.json:
         extra = {"key_spread": {**_read(spread), "partitions": rows, "warnings": warnings}} if spread else {}
@@ -125,7 +125,7 @@ def describe(
                 typer.echo()
         by_partition = {row["partition"]: row for row in rows}
         columns = _PARTITIONS + (_SPREAD if spread else ()) + (("hot_key",) if show_hot_keys else ())
-        partitions = ({**row, **by_partition.get(row["partition"], {})} for row in _partitions(description))
+        partitions = ({**row, **by_partition.get(row["partition"], {})} for row in list_partitions(description))
         show(({name: row.get(name) for name in columns} for row in partitions), session.output, columns)
     if spread and spread.read < spread.offsets:
         note(f"messages, keys and bytes are counted over the newest {spread.read:,} of {spread.offsets:,} offsets")
@@ -221,7 +221,7 @@ def delete_records(
         with ensure_sequencer(mq):
             mq.topics.delete_records(topic, limits)
             description = mq.topics.describe(topic)
-    show(_partitions(description), session.output, _PARTITIONS)
+    show(list_partitions(description), session.output, _PARTITIONS)
 
 
 def _partition_limit(pair: tuple[str, str]) -> tuple[int, int]:
@@ -253,7 +253,7 @@ def _read(spread: KeySpread) -> dict[str, int]:
     return {"offsets": spread.offsets, "offsets_read": spread.read}
 
 
-def _spread_rows(spread: KeySpread, show_hot_keys: bool) -> list[dict[str, Any]]:
+def list_spread(spread: KeySpread, show_hot_keys: bool) -> list[dict[str, Any]]:
     """Return a row per partition. Shares are of the topic; hot_key_share is of the partition's messages."""
     rows = []
     for partition in spread.partitions:
@@ -310,14 +310,17 @@ def list_schemas(topic: TopicDescription) -> list[dict[str, Any]]:
     ]
 
 
-def _partitions(topic: TopicDescription) -> Iterator[dict[str, Any]]:
-    logs = zip(topic.beginning_offsets, topic.end_offsets, topic.partition_states, strict=True)
-    for partition, (first, end, state) in enumerate(logs):
+def list_partitions(topic: TopicDescription) -> Iterator[dict[str, Any]]:
+    """Yield the extent and the state of each partition."""
+    ends = zip(topic.last_stable_offsets, topic.end_offsets, strict=True)
+    logs = zip(topic.beginning_offsets, ends, topic.partition_states, strict=True)
+    for partition, (first, (stable, end), state) in enumerate(logs):
         yield {
             "topic": topic.topic,
             "partition": partition,
             "beginning_offset": first,
             "end_offset": end,
+            "last_stable_offset": stable,
             "offsets": end - first,
             "state": state,
         }

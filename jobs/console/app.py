@@ -22,7 +22,7 @@ with needs("console"):
 
 from lakemq.errors import GroupIdNotFound, LakeMQError, TransactionalIdNotFound, UnknownTopicOrPartition
 from lakemq.jobs.console import guard
-from lakemq.jobs.console.changes import CHANGES, LONGEST_NAME, BadInput, Change, check_names, read_text
+from lakemq.jobs.console.changes import CHANGES, BadInput, Change, check_names, read_text
 from lakemq.jobs.console.console import Console, NotPossible
 from lakemq.jobs.console.pages import delayed, groups, messages, overview, queries, topics
 from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page, make_templates
@@ -288,5 +288,5 @@ def _read_static(name: str) -> str:
 
 def _pick_inputs(change: Change, inputs: Inputs) -> dict[str, str]:
     """Return the inputs of a change, within their lengths. Raises BadInput, also if there is any other."""
-    check_names(inputs, change.inputs)
-    return {name: read_text(inputs, name, change.longest.get(name, LONGEST_NAME), "") for name in change.inputs}
+    check_names(inputs, (*change.fields,))
+    return {name: read_text(inputs, name, "") for name in change.fields}

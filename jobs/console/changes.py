@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from lakemq.jobs.commands.shared.times import parse_position
 from lakemq.jobs.console.console import Console
-from lakemq.jobs.console.parts import Notice, Part, Table, make_link
+from lakemq.jobs.console.parts import Field, Form, Notice, Part, Table, list_records, make_link
 from lakemq.jobs.output import format_setting
 from lakemq.jobs.status import name_losers, name_readers
+
+if TYPE_CHECKING:
+    from lakemq.engine.client.groups.groups import GroupOffsetChange
 
 # Read what a visitor has entered: every input has a longest length or a range.
 
 
 LONGEST_NAME = 255
 LONGEST_TEXT = 10_000
+_LONGEST = {"text": LONGEST_TEXT, "receipt": 4_000, "at": 40, **dict.fromkeys(("key", "id", "member", "value"), 1_000)}
+"""Input -> most characters, where it is no name."""
 HIGHEST_NUMBER = 2**63 - 1
 
 
@@ -35,13 +40,14 @@ def check_names(inputs: Mapping[str, Any], names: Sequence[str]) -> None:
         raise BadInput(f"There is no input {unknown[0][:LONGEST_NAME]!r} here. Expected: {', '.join(names) or 'none'}.")
 
 
-def read_text(inputs: Mapping[str, Any], name: str, longest: int = LONGEST_NAME, default: str | None = None) -> str:
+def read_text(inputs: Mapping[str, Any], name: str, default: str | None = None) -> str:
     """Return a text. Raises BadInput if it is missing and has no default, or is too long."""
     text = inputs.get(name)
     if not isinstance(text, str) or not text:
         if default is None:
             raise BadInput(f"The input {name} is missing.")
         return default
+    longest = _LONGEST.get(name, LONGEST_NAME)
     if len(text) > longest:
         raise BadInput(f"The input {name} has {len(text)} characters. At most {longest} are allowed.")
     return text
@@ -51,7 +57,7 @@ def read_number(
     inputs: Mapping[str, Any], name: str, default: int | None = None, low: int = 0, high: int = HIGHEST_NUMBER
 ) -> int:
     """Return a whole number within a range. Raises BadInput."""
-    text = read_text(inputs, name, longest=20, default="" if default is None else str(default))
+    text = read_text(inputs, name, default="" if default is None else str(default))
     if not (text.isascii() and text.removeprefix("-").isdecimal()) or not low <= int(text) <= high:
         raise BadInput(f"The input {name} is {text!r}. Expected a whole number from {low} to {high}.")
     return int(text)
@@ -67,7 +73,7 @@ def read_choice(inputs: Mapping[str, Any], name: str, choices: Sequence[str]) ->
 
 def read_position(inputs: Mapping[str, Any], name: str, default: str) -> Any:
     """Return a position in a log: earliest, latest, an offset, or a time. Raises BadInput."""
-    text = read_text(inputs, name, longest=40, default=default)
+    text = read_text(inputs, name, default)
     try:
         position = parse_position(text)
     except ValueError as error:
@@ -91,7 +97,7 @@ class Change:
 
     Attributes:
         title: names it.
-        inputs: the names of its inputs; the confirmation form carries all of them.
+        fields: its inputs, with their labels; the confirmation form carries all of them.
         preview: returns what it would do, without doing it.
         apply: does it.
         page: returns where to go afterwards.
@@ -99,38 +105,33 @@ class Change:
     """
 
     title: str
-    inputs: tuple[str, ...]
+    fields: Mapping[str, str]
     preview: Callable[[Console, Inputs], list[Part]]
-    apply: Callable[[Console, Inputs], None]
+    apply: Callable[[Console, Inputs], object]
     page: Callable[[Inputs], str]
     done: str
-    longest: Mapping[str, int] = field(default_factory=dict)
 
 
 # -- offsets of groups ----------------------------------------------------------------------------------
 
 
-def _reset_offsets(console: Console, inputs: Inputs, dry_run: bool) -> list[list[Any]]:
+def _reset_offsets(console: Console, inputs: Inputs, dry_run: bool) -> list[GroupOffsetChange]:
     topic = read_text(inputs, "topic", default="")
     if not inputs.get("to"):
         raise BadInput("The input to is missing. Expected earliest, latest, an offset or a time.")
-    changes = console.mq.groups.reset_offsets(
+    return console.mq.groups.reset_offsets(
         read_text(inputs, "group"), topic or None, to=read_position(inputs, "to", "latest"), dry_run=dry_run
     )
-    return [[change.topic, change.partition, _dash(change.before), _dash(change.after)] for change in changes]
 
 
 def _preview_reset(console: Console, inputs: Inputs) -> list[Part]:
-    rows = _reset_offsets(console, inputs, dry_run=True)
+    changes = _reset_offsets(console, inputs, dry_run=True)
     text = f"The group {inputs['group']} will go on from these offsets. Messages in between are skipped, or come again."
-    skipped = sum(after - before for *_, before, after in rows if before != "-" and after != "-" and after > before)
+    moves = [(c.before, c.after) for c in changes]
+    skipped = sum(max(0, after - before) for before, after in moves if before is not None and after is not None)
     loss = [Notice(f"It skips {skipped:,} offsets that it has not read.", "bad")] if skipped else []
-    columns = ("topic", "partition", "before", "after")
-    return [*loss, Notice(text), Table("Changes", columns, rows[:_MOST_ROWS], "No offset would change.")]
-
-
-def _apply_reset(console: Console, inputs: Inputs) -> None:
-    _reset_offsets(console, inputs, dry_run=False)
+    columns, none = "topic, partition, before, after", "No offset would change."
+    return [*loss, Notice(text), list_records("Changes", changes[:_MOST_ROWS], columns, none)]
 
 
 # -- dead letters ---------------------------------------------------------------------------------------
@@ -149,10 +150,6 @@ def _preview_redrive(console: Console, inputs: Inputs) -> list[Part]:
     return [Notice(text), *([Notice(stay)] if redriven.without_topic else [])]
 
 
-def _apply_redrive(console: Console, inputs: Inputs) -> None:
-    console.mq.dead_letters.redrive(read_text(inputs, "topic"), _make_condition(inputs))
-
-
 def _preview_purge(console: Console, inputs: Inputs) -> list[Part]:
     topic = read_text(inputs, "topic")
     count = console.mq.dead_letters.purge(topic, _make_condition(inputs), dry_run=True)
@@ -161,15 +158,11 @@ def _preview_purge(console: Console, inputs: Inputs) -> list[Part]:
     return [Notice(text, "bad"), Notice(stay)]
 
 
-def _apply_purge(console: Console, inputs: Inputs) -> None:
-    console.mq.dead_letters.purge(read_text(inputs, "topic"), _make_condition(inputs))
-
-
 # -- delayed messages -----------------------------------------------------------------------------------
 
 
 def _preview_cancel(console: Console, inputs: Inputs) -> list[Part]:
-    if read_text(inputs, "receipt", 4_000, ""):
+    if read_text(inputs, "receipt", ""):
         return [Notice("The message with this receipt will be cancelled, if it still waits.")]
     topic = read_text(inputs, "topic", default="")
     if not topic:
@@ -179,7 +172,7 @@ def _preview_cancel(console: Console, inputs: Inputs) -> list[Part]:
 
 
 def _apply_cancel(console: Console, inputs: Inputs) -> None:
-    receipt = read_text(inputs, "receipt", 4_000, "")
+    receipt = read_text(inputs, "receipt", "")
     if receipt:
         console.mq.delayed.cancel(receipt)
     else:
@@ -187,28 +180,24 @@ def _apply_cancel(console: Console, inputs: Inputs) -> None:
 
 
 def _read_key(inputs: Inputs) -> str | None:
-    return read_text(inputs, "key", 1_000, "") or None
+    return read_text(inputs, "key", "") or None
 
 
 # -- transactions ---------------------------------------------------------------------------------------
 
 
 def _preview_abort(console: Console, inputs: Inputs) -> list[Part]:
-    info = console.mq.transactions.describe(read_text(inputs, "id", 1_000))
+    info = console.mq.transactions.describe(read_text(inputs, "id"))
     places = ", ".join(info.partitions) or "no partition yet"
     text = f"The open transaction of {info.transactional_id} in {places} will be aborted, and its producer is fenced."
     return [Notice(text if info.state == "Ongoing" else f"{info.transactional_id} has no open transaction now.")]
-
-
-def _apply_abort(console: Console, inputs: Inputs) -> None:
-    console.mq.transactions.abort(read_text(inputs, "id", 1_000))
 
 
 # -- members --------------------------------------------------------------------------------------------
 
 
 def _preview_removal(console: Console, inputs: Inputs) -> list[Part]:
-    group, member_id = read_text(inputs, "group"), read_text(inputs, "member", 1_000)
+    group, member_id = read_text(inputs, "group"), read_text(inputs, "member")
     for member in console.mq.groups.members(group):
         if member.member_id == member_id:
             has = ", ".join(member.partitions) or "no partition"
@@ -217,15 +206,11 @@ def _preview_removal(console: Console, inputs: Inputs) -> list[Part]:
     return [Notice(f"{member_id} has left {group} already.")]
 
 
-def _apply_removal(console: Console, inputs: Inputs) -> None:
-    console.mq.groups.remove_members(read_text(inputs, "group"), [read_text(inputs, "member", 1_000)])
-
-
 # -- settings -------------------------------------------------------------------------------------------
 
 
 def _read_setting(inputs: Inputs) -> dict[str, str | None]:
-    return {read_text(inputs, "setting"): read_text(inputs, "value", 1_000, "") or None}
+    return {read_text(inputs, "setting"): read_text(inputs, "value", "") or None}
 
 
 def _preview_setting(subject: str, current: Mapping[str, Any], inputs: Inputs) -> list[Part]:
@@ -244,18 +229,10 @@ def _preview_topic(console: Console, inputs: Inputs) -> list[Part]:
     return [Notice(text, "bad"), *parts] if losers else parts
 
 
-def _apply_topic(console: Console, inputs: Inputs) -> None:
-    console.mq.topics.alter(read_text(inputs, "topic"), _read_setting(inputs))
-
-
 def _preview_deletion(console: Console, inputs: Inputs) -> list[Part]:
     topic = console.mq.topics.describe(read_text(inputs, "topic"))
     size, readers = f"{topic.offset_count:,} offsets", name_readers(console.mq, topic.topic)
     return [Notice(f"The topic {topic.topic} with {size}{readers} will be deleted. This cannot be undone.", "bad")]
-
-
-def _apply_deletion(console: Console, inputs: Inputs) -> None:
-    console.mq.topics.delete(read_text(inputs, "topic"))
 
 
 def _preview_group(console: Console, inputs: Inputs) -> list[Part]:
@@ -263,91 +240,93 @@ def _preview_group(console: Console, inputs: Inputs) -> list[Part]:
     return _preview_setting(f"the group {group.group}", group.settings, inputs)
 
 
-def _apply_group(console: Console, inputs: Inputs) -> None:
-    console.mq.groups.alter(read_text(inputs, "group"), _read_setting(inputs))
-
-
-def _dash(value: int | None) -> int | str:
-    return "-" if value is None else value
-
-
 CHANGES: dict[str, Change] = {
     "reset-offsets": Change(
         "Reset offsets",
-        ("group", "topic", "to"),
+        {"group": "group", "topic": "topic (empty: all)", "to": "earliest, latest, an offset or a time"},
         _preview_reset,
-        _apply_reset,
+        lambda console, inputs: _reset_offsets(console, inputs, dry_run=False),
         lambda inputs: make_link("/group", name=inputs["group"]),
         "The offsets are reset.",
     ),
     "redrive": Change(
         "Send dead letters back",
-        ("topic", "group"),
+        {"topic": "topic", "group": "only those of this group (empty: all)"},
         _preview_redrive,
-        _apply_redrive,
+        lambda console, inputs: console.mq.dead_letters.redrive(read_text(inputs, "topic"), _make_condition(inputs)),
         lambda inputs: "/dead-letters",
         "The dead letters are sent back.",
     ),
     "purge": Change(
         "Purge dead letters",
-        ("topic", "group"),
+        {"topic": "topic", "group": "only those of this group (empty: all)"},
         _preview_purge,
-        _apply_purge,
+        lambda console, inputs: console.mq.dead_letters.purge(read_text(inputs, "topic"), _make_condition(inputs)),
         lambda inputs: "/dead-letters",
         "The dead letters are purged.",
     ),
     "cancel-delayed": Change(
         "Cancel delayed messages",
-        ("receipt", "topic", "key"),
+        {"receipt": "receipt of one message", "topic": "or a topic", "key": "with this key (empty: all keys)"},
         _preview_cancel,
         _apply_cancel,
         lambda inputs: "/delayed",
         "The messages that still waited are cancelled.",
-        {"receipt": 4_000, "key": 1_000},
     ),
     "abort": Change(
         "Abort a transaction",
-        ("id",),
+        {"id": "transactional id"},
         _preview_abort,
-        _apply_abort,
+        lambda console, inputs: console.mq.transactions.abort(read_text(inputs, "id")),
         lambda inputs: "/transactions",
         "The transaction is aborted.",
-        {"id": 1_000},
     ),
     "remove-member": Change(
         "Remove a member",
-        ("group", "member"),
+        {"group": "group", "member": "member"},
         _preview_removal,
-        _apply_removal,
+        lambda console, inputs: console.mq.groups.remove_members(
+            read_text(inputs, "group"), [read_text(inputs, "member")]
+        ),
         lambda inputs: make_link("/group", name=inputs["group"]),
         "The member is removed.",
-        {"member": 1_000},
     ),
     "alter-topic": Change(
-        "Change a topic",
-        ("topic", "setting", "value"),
+        "Change a setting of the topic",
+        {"topic": "topic", "setting": "setting, such as retention.ms", "value": "new value; empty: the default"},
         _preview_topic,
-        _apply_topic,
+        lambda console, inputs: console.mq.topics.alter(read_text(inputs, "topic"), _read_setting(inputs)),
         lambda inputs: make_link("/topic", name=inputs["topic"]),
         "The setting is changed.",
-        {"value": 1_000},
     ),
     "delete-topic": Change(
-        "Delete a topic",
-        ("topic",),
+        "Delete the topic",
+        {"topic": "topic"},
         _preview_deletion,
-        _apply_deletion,
+        lambda console, inputs: console.mq.topics.delete(read_text(inputs, "topic")),
         lambda inputs: "/topics",
         "The topic is deleted.",
     ),
     "alter-group": Change(
-        "Change a group",
-        ("group", "setting", "value"),
+        "Change a setting of the group",
+        {
+            "group": "group",
+            "setting": "setting, such as max.redelivery.count",
+            "value": "new value; empty: the default",
+        },
         _preview_group,
-        _apply_group,
+        lambda console, inputs: console.mq.groups.alter(read_text(inputs, "group"), _read_setting(inputs)),
         lambda inputs: make_link("/group", name=inputs["group"]),
         "The setting is changed.",
-        {"value": 1_000},
     ),
 }
 """Each change by the name in its address."""
+
+
+def offer_change(name: str, **given: str) -> Form:
+    """Return the form that leads to the confirmation of a change. given: inputs that the page knows already."""
+    change = CHANGES[name]
+    fields = [
+        Field(field, label, given.get(field, ""), is_hidden=field in given) for field, label in change.fields.items()
+    ]
+    return Form(change.title, f"/change/{name}", fields, "Continue", is_change=True)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 
 from lakemq.engine.namespace.extras import needs
 from lakemq.jobs.commands.shared.times import from_millis
-from lakemq.jobs.console.payloads import escape_invisible, show_payload
-from lakemq.jobs.output import format_size, to_iso, to_readable
+from lakemq.jobs.console.payloads import SHORT_CHARACTERS, escape_invisible, show_payload
+from lakemq.jobs.output import format_setting, format_size, to_iso, to_readable
 
 with needs("console"):
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -303,3 +303,78 @@ class Page:
     title: str
     parts: Sequence[Part]
     trail: Sequence[Link] = field(default_factory=tuple)
+
+
+# Tables and facts of records. Their columns are fields, with the names that the command has.
+
+
+_PAGE_OF = {"group": "/group", "consumer_group": "/group", "topic": "/topic", "source_topic": "/topic"}
+"""Field -> the page of the thing that it names."""
+_TIMES = ("_at_ms", "_due_ms", "since_ms")
+_PAYLOADS = ("key", "value", "hot_key")
+_SHORT_PAYLOAD = 200
+
+Record = Any
+"""A mapping, or an object with attributes."""
+
+
+def list_records(
+    title: str,
+    records: Iterable[Record],
+    columns: str,
+    empty: str = "There is nothing to show.",
+    note: str = "",
+    how: str = "auto",
+    **cells: Callable[[Any], Any],
+) -> Table:
+    """Return a table with a row per record.
+
+    Args:
+        title: the title.
+        records: the records.
+        columns: names of fields, separated by commas.
+        empty: the sentence without records.
+        note: a sentence below.
+        how: the form in which payloads are shown.
+        cells: name of a column -> a function from a record to its cell, where it is not just the field.
+    """
+    names = columns.split(", ")
+    rows = [
+        [cells[name](record) if name in cells else _show_field(record, name, how) for name in names]
+        for record in records
+    ]
+    return Table(title, [_name_column(name) for name in names], rows, empty, note)
+
+
+def list_facts(title: str, record: Record, fields: str) -> Facts:
+    """Return fields of one record, whose names are separated by commas."""
+    return Facts(title, [(_name_column(name), _show_field(record, name, "auto")) for name in fields.split(", ")])
+
+
+def _name_column(name: str) -> str:
+    return name.removesuffix("_ms").removesuffix("_bytes").replace("_", " ")
+
+
+def _show_field(record: Record, name: str, how: str) -> Any:
+    value = record.get(name) if isinstance(record, Mapping) else getattr(record, name)
+    if name in _PAYLOADS and not isinstance(value, str):
+        return show_payload(value, how, SHORT_CHARACTERS if name == "value" else _SHORT_PAYLOAD)
+    if value is None or value == "":
+        return None
+    if name in _PAGE_OF:
+        return Link(value, make_link(_PAGE_OF[name], name=value))
+    if isinstance(value, datetime) or name.endswith(_TIMES):
+        return format_time(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return format_length(value) if name.endswith("_ms") else _show_number(name, value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={format_setting(part)}" for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return ("; " if name == "waits_for" else ", ").join(map(str, value))
+    return str(value)
+
+
+def _show_number(name: str, value: float) -> Any:
+    if name.endswith("bytes"):
+        return format_size(int(value))
+    return f"{value:.1%}" if name.endswith("share") else value

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from lakemq.jobs.commands.groups import list_settings
-from lakemq.jobs.console.changes import read_number, read_text
+from lakemq.jobs.console.changes import offer_change, read_number, read_text
 from lakemq.jobs.console.console import Console, quote_sql
 from lakemq.jobs.console.pages.queries import draw_or_explain
 from lakemq.jobs.console.parts import (
     Actions,
-    Facts,
-    Field,
-    Form,
     Link,
     Notice,
     OwnershipPeriod,
@@ -23,22 +21,25 @@ from lakemq.jobs.console.parts import (
     Picture,
     Table,
     draw_ownership,
-    format_length,
-    format_time,
+    list_facts,
+    list_records,
     make_link,
 )
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.groups.group_info import AssignmentInfo, GroupInfo, MemberInfo
+    from lakemq.engine.client.groups.group_info import AssignmentInfo, GroupInfo
     from lakemq.engine.client.groups.lag import PartitionLag
 
-_HOME = Link("Groups", "/groups")
 _MOST_PARTITIONS = 64
 """How many partitions the picture of owners shows."""
 
-_HANDOFFS = """\
-SELECT topic, partition, from_member, to_member, began_at, took_ms, reason, redelivered
-FROM handoffs WHERE `group` = {group} ORDER BY began_at DESC LIMIT 50"""
+_FACTS = (
+    "state, protocol, assignor, generation, leader, members, lag, lag_counted_from, unacknowledged, consumption_rate,"
+    " expired, delay_left_ms, expires_at_ms, coordinator"
+)
+_MEMBERS = "member_id, instance_id, client_id, host, process_id, partitions, joined_at_ms, max_poll_interval_ms"
+_HANDOFF_COLUMNS = "topic, partition, from_member, to_member, began_at, took_ms, reason, redelivered"
+_HANDOFFS = f"SELECT {_HANDOFF_COLUMNS} FROM handoffs"
 
 _OWNERS = """\
 SELECT topic, partition, owner, since, until, reason
@@ -51,32 +52,8 @@ def read_groups(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the list of groups."""
     with console.observer.look() as observation:
         infos = observation.groups.all()
-    rows = [
-        [
-            Link(info.group, make_link("/group", name=info.group)),
-            info.protocol or "-",
-            info.state,
-            info.members,
-            info.partitions,
-            info.lag,
-            info.unacknowledged,
-            info.consumption_rate,
-            "; ".join(info.waits_for),
-        ]
-        for info in infos
-    ]
-    columns = (
-        "group",
-        "protocol",
-        "state",
-        "members",
-        "partitions",
-        "lag",
-        "unacknowledged",
-        "consumed per second",
-        "waits for",
-    )
-    return Page("Groups", [Table("Groups", columns, rows, "There is no group yet.")])
+    columns = "group, protocol, state, members, partitions, lag, unacknowledged, consumption_rate, waits_for"
+    return Page("Groups", [list_records("Groups", infos, columns, "There is no group yet.")])
 
 
 def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
@@ -91,20 +68,16 @@ def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
     parts: list[Part] = [
         *_warn(info),
         *(_offer_cures(info) if console.settings.allow_changes else []),
-        _describe(info),
+        list_facts("Group", info, _FACTS),
         _list_partitions(lags, assignments),
-        _list_members(members),
+        list_records("Members", members, _MEMBERS, "The group has no members now."),
         *_draw_owners(console, name, minutes),
         *_list_handoffs(console, name),
-        Table(
-            "Settings",
-            ("setting", "value", "set"),
-            [[row["setting"], row["value"], row["set"]] for row in list_settings(info)],
-        ),
+        list_records("Settings", list_settings(info), "setting, value, set"),
     ]
     if console.settings.allow_changes:
-        parts += _offer_changes(name)
-    return Page(name, parts, [_HOME])
+        parts += [offer_change("reset-offsets", group=name), offer_change("alter-group", group=name)]
+    return Page(name, parts, [Link("Groups", "/groups")])
 
 
 def _warn(info: GroupInfo) -> list[Part]:
@@ -132,93 +105,26 @@ def _offer_cures(info: GroupInfo) -> list[Part]:
     return [Actions([*cures.values()])] if cures else []
 
 
-def _describe(info: GroupInfo) -> Facts:
-    return Facts(
-        "Group",
-        [
-            ("state", info.state),
-            ("protocol", info.protocol or "-"),
-            ("assignor", info.assignor or "-"),
-            ("generation", info.generation),
-            ("leader", info.leader or "-"),
-            ("members", info.members),
-            ("lag", info.lag),
-            ("lag counted from", ", ".join(info.lag_counted_from) or "-"),
-            ("unacknowledged", info.unacknowledged),
-            ("consumed per second", info.consumption_rate),
-            ("expired before delivery", info.expired),
-            ("waits for new or lost members", format_length(info.delay_left_ms) if info.delay_left_ms else "-"),
-            ("offsets expire at", format_time(info.expires_at_ms)),
-            ("coordinator", info.coordinator or "-"),
-        ],
-    )
-
-
 def _list_partitions(lags: list[PartitionLag], assignments: list[AssignmentInfo]) -> Table:
-    owners = {(assignment.topic, assignment.partition): assignment for assignment in assignments}
-    rows = []
-    for lag in lags:
-        assignment = owners.get((lag.topic, lag.partition))
-        rows.append(
-            [
-                lag.topic,
-                Link(
-                    str(lag.partition),
-                    make_link("/messages", topic=lag.topic, partition=lag.partition, **{"from": lag.next_offset}),
-                ),
-                "-" if lag.committed_offset is None else lag.committed_offset,
-                lag.last_stable_offset,
-                lag.lag,
-                lag.unacknowledged,
-                lag.pending or "",
-                assignment.state if assignment else "",
-                (assignment.owner or "") if assignment else "",
-                _name_target(assignment),
-                format_time(assignment.since_ms) if assignment else "",
-                assignment.reason if assignment else "",
-            ]
-        )
-    columns = (
-        "topic",
-        "partition",
-        "committed",
-        "last stable offset",
-        "lag",
-        "unacknowledged",
-        "pending in transaction",
-        "state",
-        "owner",
-        "next owner",
-        "since",
-        "reason",
+    owned = {(assignment.topic, assignment.partition): asdict(assignment) for assignment in assignments}
+    return list_records(
+        "Partitions: who owns what",
+        ({**owned.get((lag.topic, lag.partition), {}), **asdict(lag)} for lag in lags),
+        "topic, partition, committed_offset, last_stable_offset, lag, unacknowledged, pending, state, owner,"
+        " next_owner, since_ms, reason",
+        "The group has no partitions.",
+        partition=lambda row: Link(
+            str(row["partition"]),
+            make_link("/messages", topic=row["topic"], partition=row["partition"], **{"from": row["next_offset"]}),
+        ),
+        next_owner=_name_next_owner,
     )
-    return Table("Partitions: who owns what", columns, rows, "The group has no partitions.")
 
 
-def _name_target(assignment: AssignmentInfo | None) -> str:
-    if assignment is None:
-        return ""
-    if assignment.lost_by is not None:
-        return f"waits for {assignment.lost_by}"
-    return "" if assignment.target == assignment.owner else assignment.target or ""
-
-
-def _list_members(members: list[MemberInfo]) -> Table:
-    rows = [
-        [
-            member.member_id,
-            member.instance_id or "",
-            member.client_id or "",
-            member.host or "",
-            str(member.process_id or ""),
-            ", ".join(member.partitions),
-            format_time(member.joined_at_ms),
-            format_length(member.max_poll_interval_ms),
-        ]
-        for member in members
-    ]
-    columns = ("member", "instance", "client", "host", "process", "partitions", "joined", "longest time between polls")
-    return Table("Members", columns, rows, "The group has no members now.")
+def _name_next_owner(row: Mapping[str, Any]) -> str | None:
+    if row.get("lost_by") is not None:
+        return f"waits for {row['lost_by']}"
+    return None if row.get("target") == row["owner"] else row.get("target")
 
 
 def _draw_owners(console: Console, name: str, minutes: int) -> list[Part]:
@@ -242,46 +148,9 @@ def _draw_owners(console: Console, name: str, minutes: int) -> list[Part]:
 
 def _list_handoffs(console: Console, name: str) -> list[Part]:
     def draw() -> list[Part]:
-        rows = [
-            [
-                topic,
-                partition,
-                from_member,
-                to_member or "-",
-                format_time(began_at),
-                format_length(took_ms),
-                reason,
-                count,
-            ]
-            for topic, partition, from_member, to_member, began_at, took_ms, reason, count in console.read_rows(
-                _HANDOFFS.format(group=quote_sql(name))
-            )
-        ]
-        columns = ("topic", "partition", "from", "to", "began", "took", "reason", "redelivered")
-        return [Table("Handoffs, newest first", columns, rows, "No partition has moved yet.")]
+        names = _HANDOFF_COLUMNS.split(", ")
+        moves = console.read_rows(f"{_HANDOFFS} WHERE `group` = {quote_sql(name)} ORDER BY began_at DESC LIMIT 50")
+        rows = [dict(zip(names, move, strict=True)) for move in moves]
+        return [list_records("Handoffs, newest first", rows, _HANDOFF_COLUMNS, "No partition has moved yet.")]
 
     return draw_or_explain("The list of handoffs", draw)
-
-
-def _offer_changes(name: str) -> list[Part]:
-    group = Field("group", "group", name, is_hidden=True)
-    return [
-        Form(
-            "Reset offsets",
-            "/change/reset-offsets",
-            [group, Field("topic", "topic (empty: all)"), Field("to", "earliest, latest, an offset or a time")],
-            "Continue",
-            is_change=True,
-        ),
-        Form(
-            "Change a setting",
-            "/change/alter-group",
-            [
-                group,
-                Field("setting", "setting, such as max.redelivery.count"),
-                Field("value", "new value; empty: the default"),
-            ],
-            "Continue",
-            is_change=True,
-        ),
-    ]

@@ -24,6 +24,7 @@ from lakemq.jobs.console.parts import (
     Table,
     TextBlock,
     format_time,
+    list_records,
     make_link,
 )
 from lakemq.jobs.console.payloads import FORMATS, LONG_CHARACTERS, escape_invisible, show_payload
@@ -77,7 +78,7 @@ def _read_search(inputs: Mapping[str, Any]) -> _Search:
         topic=read_text(inputs, "topic"),
         partition=None if partition < 0 else partition,
         start=start,
-        key=read_text(inputs, "key", longest=1_000, default=""),
+        key=read_text(inputs, "key", ""),
         how=read_choice(inputs, "as", FORMATS),
         isolation=read_choice(inputs, "isolation", ISOLATIONS),
         limit=read_number(inputs, "limit", DEFAULT_LIMIT, low=1, high=HIGHEST_LIMIT),
@@ -161,21 +162,18 @@ def _make_form(search: _Search) -> Form:
 
 
 def _list_messages(search: _Search, result: _FoundMessages) -> Table:
-    rows = [
-        [
-            row["partition"],
-            Link(
-                str(row["offset"]),
-                make_link("/message", topic=search.topic, partition=row["partition"], offset=row["offset"]),
-            ),
-            format_time(row["timestamp"]),
-            show_payload(row["key"], search.how, 200),
-            show_payload(row["value"], search.how),
-            _join_headers(row["headers"]),
-        ]
-        for row in result.rows
-    ]
-    return Table("Messages", _COLUMNS, rows, "No message matches.")
+    return list_records(
+        "Messages",
+        result.rows,
+        ", ".join(_COLUMNS),
+        "No message matches.",
+        how=search.how,
+        offset=lambda row: Link(
+            str(row["offset"]),
+            make_link("/message", topic=search.topic, partition=row["partition"], offset=row["offset"]),
+        ),
+        headers=lambda row: _join_headers(row["headers"]),
+    )
 
 
 def _join_headers(headers: Sequence[Mapping[str, Any]] | None) -> str:

@@ -22,7 +22,7 @@ from lakemq.jobs.console.parts import (
     Table,
     draw_bars,
     format_length,
-    make_link,
+    list_records,
 )
 from lakemq.jobs.doctor.namespace import FreeSpace, describe_free_space, read_free_space
 from lakemq.jobs.status import MINUTES
@@ -45,7 +45,7 @@ def read_overview(console: Console, inputs: Mapping[str, Any]) -> Page:
             *_warn(figures, space),
             _describe_sequencer(figures, space),
             _describe_work(figures),
-            *_list_lags(console),
+            _list_lags(console),
             *_draw_last_hour(console),
         ],
     )
@@ -141,28 +141,16 @@ def _link_figure(figures: Mapping[str, float], name: str, href: str) -> Link:
     return Link("-" if figure is None else f"{figure:,}", href)
 
 
-def _list_lags(console: Console) -> list[Part]:
+def _list_lags(console: Console) -> Table:
     with console.observer.look() as observation:
         groups = sorted(observation.groups.all(), key=lambda group: -group.lag)[:_MOST_GROUPS]
-    rows = [
-        [
-            Link(group.group, make_link("/group", name=group.group)),
-            group.state,
-            group.members,
-            group.lag,
-            group.consumption_rate,
-            "; ".join(group.waits_for[:_MOST_WAITS]),
-        ]
-        for group in groups
-    ]
-    return [
-        Table(
-            "Groups with the most lag",
-            ("group", "state", "members", "lag", "consumed per second", "waits for"),
-            rows,
-            empty="There is no group yet.",
-        )
-    ]
+    return list_records(
+        "Groups with the most lag",
+        groups,
+        "group, state, members, lag, consumption_rate, waits_for",
+        "There is no group yet.",
+        waits_for=lambda group: "; ".join(group.waits_for[:_MOST_WAITS]),
+    )
 
 
 def _draw_last_hour(console: Console) -> list[Part]:
@@ -225,10 +213,9 @@ def run_doctor(console: Console, inputs: Mapping[str, Any]) -> Page:
     findings = sorted(console.examine(), key=lambda finding: (finding.ok, not finding.mend))
     count = sum(not finding.ok for finding in findings)
     text = "Everything is all right." if not count else f"{count} of {len(findings)} checks found a problem."
-    rows = [[finding.check, finding.state, finding.found, finding.mend] for finding in findings]
     parts: list[Part] = [
         Notice(text, "bad" if count else "good"),
-        Table("Checks", ("check", "state", "found", "how to mend it"), rows),
+        list_records("Checks", findings, "check, state, found, mend"),
         _make_button(),
     ]
     return Page("Doctor", parts)

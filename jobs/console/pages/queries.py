@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import LakeMQError, MissingExtra
 from lakemq.jobs.commands.shared.times import from_millis, parse_past_moment, to_millis
-from lakemq.jobs.console.changes import LONGEST_TEXT, BadInput, read_number, read_text
+from lakemq.jobs.console.changes import BadInput, read_number, read_text
 from lakemq.jobs.console.console import Console, NotPossible
 from lakemq.jobs.console.parts import (
     Facts,
@@ -23,11 +23,11 @@ from lakemq.jobs.console.parts import (
     Table,
     draw_bars,
     format_cell,
-    format_length,
     format_time,
+    list_facts,
+    list_records,
     make_link,
 )
-from lakemq.jobs.output import format_size
 from lakemq.tables.specs.groups import CUT_KEYS, LIVE_TABLES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.delta.store import NewerTable, NotATable
@@ -35,6 +35,7 @@ from lakemq.tables.views import VIEWS
 
 if TYPE_CHECKING:
     from lakemq.jobs.reports.history import History, Numbers
+    from lakemq.tables.specs.spec import TableSpec
 
 
 def draw_or_explain(title: str, draw: Callable[[], Sequence[Part]]) -> list[Part]:
@@ -56,7 +57,7 @@ _MOST_ROWS = 200
 
 def read_history_page(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the page of the time that a visitor names; by default the last half hour."""
-    text = read_text(inputs, "at", 40, "")
+    text = read_text(inputs, "at", "")
     minutes = read_number(inputs, "minutes", 30, low=1, high=_MOST_MINUTES)
     until_ms = _read_until_ms(text)
     fields = [
@@ -82,9 +83,15 @@ def _read_until_ms(text: str) -> int:
 
 
 def _show(history: History) -> list[Part]:
+    from lakemq.jobs.reports.history_report import list_tables
+
     timeline = history.timeline
     began_ms = history.journal_since_ms
     journal = "nothing of this time" if began_ms is None else f"decisions since {format_time(began_ms)}"
+    tables = {
+        name: list_records(_TITLES[name], rows[:_MOST_ROWS], ", ".join(columns), _NONE[name])
+        for name, columns, rows in list_tables(history)
+    }
     return [
         *_warn_of_forgotten_times(history),
         Facts(
@@ -97,14 +104,27 @@ def _show(history: History) -> list[Part]:
                 ("the journal has", journal),
             ],
         ),
-        _list_groups(history),
-        _list_owners(history),
-        _list_topics(history),
+        *(tables.pop(name) for name in ("groups", "owners", "topics")),
         _draw_rate("Messages per second", history, _add_up(history.appended.values(), len(timeline.ends_ms))),
         _draw_rate("Steps per second", history, history.steps.tolist()),
-        _list_handoffs(history),
-        _list_changes(history),
+        *tables.values(),
     ]
+
+
+_TITLES = {
+    "groups": "Groups",
+    "owners": "Who owned what at the end",
+    "topics": "Topics",
+    "handoffs": "Handoffs, newest first",
+    "changes": "Administrative changes, newest first",
+}
+_NONE = {
+    "groups": "There was no group.",
+    "owners": "No partition had an owner.",
+    "topics": "No message came.",
+    "handoffs": "No partition moved.",
+    "changes": "No client changed topics, groups or offsets.",
+}
 
 
 def _add_up(series: Iterable[Numbers], length: int) -> list[float]:
@@ -122,59 +142,6 @@ def _warn_of_forgotten_times(history: History) -> list[Part]:
     return [Notice(f"{text} Owners and handoffs reach back for group.history.ms.")]
 
 
-def _list_groups(history: History) -> Table:
-    from lakemq.jobs.reports.history_report import list_lags
-
-    rows = [
-        [Link(row["group"], make_link("/group", name=row["group"])), *list(row.values())[1:]]
-        for row in list_lags(history)[:_MOST_ROWS]
-    ]
-    columns = ("group", "lag at the end", "lag at the start", "consumed per second, mean")
-    return Table("Groups", columns, rows, "There was no group.")
-
-
-def _list_topics(history: History) -> Table:
-    from lakemq.jobs.reports.history_report import list_topic_rates
-
-    rows = [list(row.values()) for row in list_topic_rates(history)[:_MOST_ROWS]]
-    return Table("Topics", ("topic", "messages per second, mean", "at most"), rows, "No message came.")
-
-
-def _list_owners(history: History) -> Table:
-    from lakemq.jobs.reports.history_report import list_owners_at_end
-
-    rows = [
-        [*list(row.values())[:4], row["owner"] or "", format_time(row["since"])] for row in list_owners_at_end(history)
-    ]
-    columns = ("group", "topic", "partition", "state", "owner", "since")
-    return Table("Who owned what at the end", columns, rows[:_MOST_ROWS], "No partition had an owner.")
-
-
-def _list_handoffs(history: History) -> Table:
-    from lakemq.jobs.reports.history_report import list_handoffs
-
-    rows = [
-        [
-            *list(row.values())[:4],
-            row["to_member"] or "-",
-            format_time(row["began_at"]),
-            format_length(row["took_ms"]),
-            row["reason"],
-        ]
-        for row in list_handoffs(history)[:_MOST_ROWS]
-    ]
-    columns = ("group", "topic", "partition", "from", "to", "began", "took", "reason")
-    return Table("Handoffs, newest first", columns, rows, "No partition moved.")
-
-
-def _list_changes(history: History) -> Table:
-    from lakemq.jobs.reports.history_report import list_changes
-
-    rows = [[format_time(row["changed_at"]), *list(row.values())[1:]] for row in list_changes(history)[:_MOST_ROWS]]
-    columns = ("changed", "kind", "subject", "client")
-    return Table("Administrative changes, newest first", columns, rows, "No client changed topics, groups or offsets.")
-
-
 def _draw_rate(title: str, history: History, rates: Sequence[float]) -> Picture:
     labels = [from_millis(int(end_ms)) for end_ms in history.timeline.ends_ms]
     bars = [(f"{label:%H:%M:%S} UTC", rate) for label, rate in zip(labels, rates, strict=True)]
@@ -190,59 +157,42 @@ EXAMPLE = "SELECT topic, partition, count(*) AS messages\nFROM log_committed\nGR
 def read_tables(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the list of tables and views."""
     watermark, handles = take_snapshot(console.mq.namespace.store)
-    rows = []
-    for spec in TABLES:
-        link = Link(spec.name, make_link("/sql", text=f"SELECT * FROM {spec.name} LIMIT 100"))
+
+    def measure(spec: TableSpec) -> dict[str, Any]:
+        row = {"table": spec.name, "holds": spec.comment}
         try:
             handle = handles.get(spec.name) or console.mq.namespace.store.open(spec)
         except (OSError, NotATable, NewerTable):  # `inbox`, which others write too
-            rows.append([link, spec.comment, "unreadable", "-", "-", "-"])
-            continue
+            return {**row, "files": "unreadable"}
         files = handle.files()
-        rows.append(
-            [
-                link,
-                spec.comment,
-                len(files),
-                sum(file.record_count or 0 for file in files),
-                format_size(sum(file.size_bytes for file in files)),
-                handle.version,
-            ]
-        )
-    views = [[Link(name, make_link("/sql", text=f"SELECT * FROM {name} LIMIT 100"))] for name in sorted(VIEWS)]
-    live = [
-        [Link(spec.name, make_link("/sql", text=f"SELECT * FROM {spec.name} LIMIT 100")), spec.comment]
-        for spec in LIVE_TABLES
-        if spec is not CUT_KEYS  # it reads messages without a bound
-    ]
+        row_count, size_bytes = sum(file.record_count or 0 for file in files), sum(file.size_bytes for file in files)
+        return {**row, "files": len(files), "rows": row_count, "size_bytes": size_bytes, "version": handle.version}
+
+    def link(row: Mapping[str, Any]) -> Link:
+        return Link(row["table"], make_link("/sql", text=f"SELECT * FROM {row['table']} LIMIT 100"))
+
+    # `cut_keys` reads messages without a bound
+    live = [{"table": spec.name, "holds": spec.comment} for spec in LIVE_TABLES if spec is not CUT_KEYS]
+    views = [{"table": name} for name in sorted(VIEWS)]
+    on_views = "A view answers a question over several tables. A link fills the SQL box."
+    on_live = "As of now: they are not stored."
     parts: list[Part] = [
-        Facts(
-            "As of",
-            [
-                ("step", watermark.step),
-                ("decided at", format_time(watermark.decided_at_ms)),
-                ("leader", watermark.leader or "-"),
-            ],
-        ),
-        Table("Tables", ("table", "holds", "files", "rows in files", "size", "version"), rows),
-        Table("Live tables", ("table", "holds"), live, note="As of now: they are not stored."),
-        Table(
-            "Views", ("view",), views, note="A view answers a question over several tables. A link fills the SQL box."
-        ),
+        list_facts("As of", watermark, "step, decided_at_ms, leader"),
+        list_records("Tables", map(measure, TABLES), "table, holds, files, rows, size_bytes, version", table=link),
+        list_records("Live tables", live, "table, holds", note=on_live, table=link),
+        list_records("Views", views, "table", note=on_views, table=link),
     ]
     return Page("Tables", parts)
 
 
 def read_sql_box(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the empty box, or one with a query that a link has filled in. Only the button runs it."""
-    return Page(
-        "SQL", [_make_box(console, read_text(inputs, "text", LONGEST_TEXT, EXAMPLE))], [Link("Tables", "/tables")]
-    )
+    return Page("SQL", [_make_box(console, read_text(inputs, "text", EXAMPLE))], [Link("Tables", "/tables")])
 
 
 def run_sql_box(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the box with the result of its query. Raises InvalidRequest, NotPossible."""
-    text = read_text(inputs, "text", LONGEST_TEXT)
+    text = read_text(inputs, "text")
     if not text.strip():
         raise BadInput("There is no statement to run.")
     result = console.run_sql(text)
