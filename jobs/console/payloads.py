@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import re
 import unicodedata
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+
+import msgspec
 
 FORMATS = ("auto", "text", "json", "hex")
 
@@ -16,6 +19,9 @@ LONG_CHARACTERS = 256 << 10
 """How much of a payload the page of one message shows."""
 
 _HEX_ROW = 16
+_MOST_SPACES = 4 << 20
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]')
+"""A text of JSON, or what begins or ends a line when the document is indented."""
 _OBEYED_OR_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Categories of characters that a screen obeys, or that it does not show."""
 _BLANK_LETTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
@@ -56,8 +62,9 @@ def show_payload(data: bytes | None, how: str = "auto", most_characters: int = S
         rows = "\n".join(_dump_rows(data[: most_characters // 4]))
         return PayloadView("hex", rows, len(data), len(data) > most_characters // 4)
     kind = "text"
-    if how != "text" and len(data) <= 4 * most_characters and _is_json_document(text):
-        kind, text = "json", indent_json(text, most_characters + 1)
+    if how != "text" and len(data) <= 4 * most_characters and text.lstrip().startswith(("{", "[")):
+        with suppress(msgspec.DecodeError, RecursionError):
+            kind, text = "json", indent_json(text, most_characters + 1)
     is_cut = len(text) > most_characters or len(data) > 4 * most_characters
     return PayloadView(kind, escape_invisible(text[:most_characters]), len(data), is_cut)
 
@@ -74,50 +81,21 @@ def escape_invisible(text: str) -> str:
 
 
 def indent_json(text: str, most_characters: int) -> str:
-    """Return the first characters of a JSON document with one member per line.
+    """Return the first characters of a JSON document with one member per line. Numbers and texts stay as written.
 
-    Numbers and texts stay as they are written. The lines of a deep document are mostly spaces: a megabyte of it would
-    become gigabytes.
+    Raises msgspec.DecodeError or RecursionError: it is no JSON, or nested too deeply.
     """
-    tokens: list[str] = []
-    room = most_characters
-    for token in _indent_tokens(text):
-        tokens.append(token)
-        room -= len(token)
-        if room <= 0:
-            break
-    return "".join(tokens)[:most_characters]
+    return msgspec.json.format(text, indent=2 if _has_room_for_lines(text) else 0)[:most_characters]
 
 
-def _indent_tokens(text: str) -> Iterator[str]:
-    depth, is_in_text, is_escaped = 0, False, False
-    previous = ""
-    for character in text:
-        if is_in_text:
-            yield character
-            is_in_text = is_escaped or character != '"'
-            is_escaped = character == "\\" and not is_escaped
-            continue
-        if character.isspace():
-            continue
-        if character in "}]":
-            depth -= 1
-            yield "" if previous in "{[" else "\n" + "  " * depth
-        elif previous in ("{", "[", ","):
-            yield "\n" + "  " * depth
-        yield ": " if character == ":" else character
-        depth += character in "{["
-        is_in_text, previous = character == '"', character
-
-
-def _is_json_document(text: str) -> bool:
-    """Return whether the text is a JSON object or array. Other values look the same as text."""
-    if not text.lstrip().startswith(("{", "[")):
-        return False
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
+def _has_room_for_lines(text: str) -> bool:
+    """Return whether lines add few spaces. A megabyte of a deep document would become gigabytes."""
+    depth = spaces = 0
+    for token in _JSON_TOKEN.finditer(text):
+        depth += (token[0] in "{[") - (token[0] in "}]")
+        spaces += 0 if token[0][0] == '"' else 2 * depth
+        if spaces > _MOST_SPACES:
+            return False
     return True
 
 
