@@ -13,7 +13,7 @@ EXTRAS = {
     "spark": ("pyspark", "py4j", "delta", "pandas"),
     "connect": ("pyspark", "py4j", "delta", "pandas", "grpc", "grpc_status", "google", "zstandard"),
     "sql": ("duckdb", "sqlglot"),
-    "report": ("plotly",),
+    "report": ("jinja2", "plotly"),
     "metrics": ("prometheus_client", "starlette", "uvicorn"),
     "console": ("prometheus_client", "jinja2", "python_multipart", "starlette", "uvicorn"),
     "quality": ("great_expectations",),

@@ -202,7 +202,7 @@ def report(
 
 
 def _show_tables(history: History, output: Output) -> None:
-    from lakemq.jobs.reports.history_report import list_tables
+    from lakemq.jobs.reports.history import list_tables
 
     timeline, tables = history.timeline, list_tables(history)
     summary = {

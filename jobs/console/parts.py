@@ -325,6 +325,7 @@ def list_records(
     empty: str = "There is nothing to show.",
     note: str = "",
     how: str = "auto",
+    has_links: bool = True,
     **cells: Callable[[Any], Any],
 ) -> Table:
     """Return a table with a row per record.
@@ -336,11 +337,12 @@ def list_records(
         empty: the sentence without records.
         note: a sentence below.
         how: the form in which payloads are shown.
+        has_links: whether names of topics and groups lead to their pages.
         cells: name of a column -> a function from a record to its cell, where it is not just the field.
     """
     names = columns.split(", ")
     rows = [
-        [cells[name](record) if name in cells else _show_field(record, name, how) for name in names]
+        [cells[name](record) if name in cells else _show_field(record, name, how, has_links) for name in names]
         for record in records
     ]
     return Table(title, [_name_column(name) for name in names], rows, empty, note)
@@ -348,20 +350,20 @@ def list_records(
 
 def list_facts(title: str, record: Record, fields: str) -> Facts:
     """Return fields of one record, whose names are separated by commas."""
-    return Facts(title, [(_name_column(name), _show_field(record, name, "auto")) for name in fields.split(", ")])
+    return Facts(title, [(_name_column(name), _show_field(record, name)) for name in fields.split(", ")])
 
 
 def _name_column(name: str) -> str:
     return name.removesuffix("_ms").removesuffix("_bytes").replace("_", " ")
 
 
-def _show_field(record: Record, name: str, how: str) -> Any:
+def _show_field(record: Record, name: str, how: str = "auto", has_links: bool = True) -> Any:
     value = record.get(name) if isinstance(record, Mapping) else getattr(record, name)
     if name in _PAYLOADS and not isinstance(value, str):
         return show_payload(value, how, SHORT_CHARACTERS if name == "value" else _SHORT_PAYLOAD)
     if value is None or value == "":
         return None
-    if name in _PAGE_OF:
+    if name in _PAGE_OF and has_links:
         return Link(value, make_link(_PAGE_OF[name], name=value))
     if isinstance(value, datetime) or name.endswith(_TIMES):
         return format_time(value)

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.jobs.console.parts import list_records
 from lakemq.jobs.demo.checks import Progress, SqlAnswer
 from lakemq.jobs.demo.group import SPEED, Reminders, Team, lateness_ms, owner_name
 from lakemq.jobs.reports.history import History
@@ -31,11 +32,11 @@ def build_report(
         "LakeMQ: a year of flights as messages",
         "The flights that left New York in 2013, published from Spark and keyed by tail number, and the weather at "
         "the airports, sent from Python; read back, checked, and asked in SQL.",
+        [*progress.tiles, (str(len(progress.checks)), "checks, all passed")],
     )
-    report.add_tiles([*progress.tiles, (str(len(progress.checks)), "checks, all passed")])
     text = "Each of these stops the demo with an error where it does not hold."
-    rows = [(check.claim, check.evidence) for check in progress.checks]
-    report.add_section("What was checked", text, columns=("Claim", "Evidence"), rows=rows)
+    checks = list_records("Checks", progress.checks, "claim, evidence")
+    report.add_section("What was checked", text, table=checks)
 
     def add(name: str, figure: go.Figure, text: str) -> None:
         report.add_section(answers[name].title, text, figure=figure, source=answers[name].sql)

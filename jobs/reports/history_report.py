@@ -1,8 +1,7 @@
-"""A namespace's history: as sections of a report, for `lakemq report` and the demo, and as rows for terminals."""
+"""A namespace's history as sections of a report, for `lakemq report` and the demo."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from lakemq.engine.namespace.extras import needs
-from lakemq.jobs.commands.shared.times import from_millis
 from lakemq.jobs.output import to_iso
 from lakemq.jobs.reports.history import (
     APPENDED,
+    CHANGE_COLUMNS,
     CHANGES,
     CONSUMED,
     HANDOFFS,
@@ -23,11 +22,14 @@ from lakemq.jobs.reports.history import (
     STEPS,
     History,
     Numbers,
+    Row,
 )
 from lakemq.jobs.reports.report import Report
 
 with needs("report"):
     import plotly.graph_objects as go
+
+    from lakemq.jobs.console.parts import list_records
 
 COLORS = ("#2563a8", "#c2571a", "#2e7d4f", "#8b5fbf", "#b8860b", "#0f7b83", "#a33b5c", "#52606d")
 
@@ -43,9 +45,10 @@ def build_history_report(history: History, path: str) -> Report:
     """Return the report of a namespace's history, with its figures in reading order."""
     since, until = (_to_time(ms) for ms in (history.timeline.since_ms, history.timeline.until_ms))
     report = Report(
-        "LakeMQ: what happened", f"{path} from {to_iso(since)} to {to_iso(until)}. {_describe_reach(history)}"
+        "LakeMQ: what happened",
+        f"{path} from {to_iso(since)} to {to_iso(until)}. {_describe_reach(history)}",
+        _build_tiles(history),
     )
-    report.add_tiles(_build_tiles(history))
     add_throughput(report, history)
     add_latency(report, history)
     add_steps(report, history)
@@ -148,16 +151,21 @@ def add_lateness(report: Report, history: History) -> None:
         "Lateness of delayed messages",
         "How long after the last due time of a range of messages its last message was released.",
         figure=_with_time_axis(figure, history),
-        columns=("Topic", "Messages", "Mean ms late", "Most ms late"),
-        rows=[_summarize_lateness(topic, ranges) for topic, ranges in sorted(by_topic.items())],
+        table=list_records(
+            "Lateness",
+            [_summarize_lateness(topic, ranges) for topic, ranges in sorted(by_topic.items())],
+            "topic, messages, mean_late_ms, most_late_ms",
+            has_links=False,
+        ),
         source=_sources(history, LATENESS),
     )
 
 
-def _summarize_lateness(topic: str, ranges: Sequence[Mapping[str, Any]]) -> tuple[str, int, float, int]:
+def _summarize_lateness(topic: str, ranges: Sequence[Mapping[str, Any]]) -> Row:
     count = sum(range_["messages"] for range_ in ranges)
     weighted_ms = sum(range_["messages"] * range_["late_ms"] for range_ in ranges)
-    return topic, count, round(weighted_ms / count, 1), max(range_["late_ms"] for range_ in ranges)
+    most_ms = max(range_["late_ms"] for range_ in ranges)
+    return {"topic": topic, "messages": count, "mean_late_ms": round(weighted_ms / count, 1), "most_late_ms": most_ms}
 
 
 def add_owners(report: Report, history: History) -> None:
@@ -221,8 +229,7 @@ def add_handoffs(report: Report, history: History) -> None:
         "Hand-offs",
         "Partitions that moved from one member to another: when, how long they had no owner, why, and how many "
         f"messages were delivered again.{f' Older ones that are left out: {left_out:,}.' if left_out else ''}",
-        columns=("Group", "Topic", "Partition", "From", "To", "Began", "Took ms", "Reason", "Redelivered"),
-        rows=[tuple(row.values()) for row in shown],
+        table=list_records("Hand-offs", shown, ", ".join(history.handoffs.column_names), has_links=False),
         source=_sources(history, HANDOFFS),
     )
 
@@ -234,8 +241,9 @@ def add_changes(report: Report, history: History) -> None:
         "Administrative changes",
         "Who changed topics, groups, offsets, delayed messages, dead letters and transactions on request."
         f"{f' Older ones that are left out: {left_out:,}.' if left_out > 0 else ''}",
-        columns=("Changed", "Kind", "Subject", "Client"),
-        rows=[tuple(row.values()) for row in history.changes.slice(0, _MOST_ROWS).to_pylist()],
+        table=list_records(
+            "Changes", history.changes.slice(0, _MOST_ROWS).to_pylist(), ", ".join(CHANGE_COLUMNS), has_links=False
+        ),
         source=_sources(history, CHANGES),
     )
 
@@ -276,73 +284,3 @@ def _to_time(ms: float) -> datetime:
 def _sources(history: History, *queries: str) -> str:
     times = {"since_ms": history.timeline.since_ms, "until_ms": history.timeline.until_ms}
     return ";\n\n".join(query.format(**times) for query in queries)
-
-
-# The history of a namespace as rows, for terminals and for the console.
-
-
-Row = Mapping[str, Any]
-
-GROUPS = ("group", "lag_at_end", "lag_at_start", "out_per_s")
-OWNER_COLUMNS = ("group", "topic", "partition", "state", "owner", "since")
-TOPICS = ("topic", "in_per_s", "in_per_s_at_most")
-HANDOFF_COLUMNS = ("group", "topic", "partition", "from_member", "to_member", "began_at", "took_ms", "reason")
-
-CHANGE_COLUMNS = ("changed_at", "kind", "subject", "client")
-
-
-def list_lags(history: History) -> list[Row]:
-    """Return the lag of each group at both ends of the time, and its mean rate. None: not known so far back."""
-    return [
-        {
-            "group": group,
-            "lag_at_end": None if math.isnan(lag[-1]) else int(lag[-1]),
-            "lag_at_start": None if math.isnan(lag[0]) else int(lag[0]),
-            "out_per_s": round(history.mean_rate(history.consumed[group]), 2) if group in history.consumed else None,
-        }
-        for group, lag in history.lag.items()
-    ]
-
-
-def list_owners_at_end(history: History) -> list[Row]:
-    """Return who owned each partition at the end of the time."""
-    end = from_millis(history.timeline.until_ms)
-    assert end is not None
-    return [
-        {name: row[name] for name in OWNER_COLUMNS}
-        for row in history.owners.to_pylist()
-        if row["until"] is None or row["until"] >= end
-    ]
-
-
-def list_topic_rates(history: History) -> list[Row]:
-    """Return the messages per second that came into each topic: their mean, and the most."""
-    return [
-        {
-            "topic": topic,
-            "in_per_s": round(history.mean_rate(rates), 2),
-            "in_per_s_at_most": round(float(rates.max()), 2),
-        }
-        for topic, rates in history.appended.items()
-    ]
-
-
-def list_handoffs(history: History) -> list[Row]:
-    """Return the handoffs, newest first."""
-    return [{name: row[name] for name in HANDOFF_COLUMNS} for row in history.handoffs.to_pylist()]
-
-
-def list_changes(history: History) -> list[Row]:
-    """Return who changed topics, groups, offsets and messages on request, newest first."""
-    return [*history.changes.to_pylist()]
-
-
-def list_tables(history: History) -> list[tuple[str, Sequence[str], list[Row]]]:
-    """Return (name, columns, rows) of each table, in reading order."""
-    return [
-        ("groups", GROUPS, list_lags(history)),
-        ("owners", OWNER_COLUMNS, list_owners_at_end(history)),
-        ("topics", TOPICS, list_topic_rates(history)),
-        ("handoffs", HANDOFF_COLUMNS, list_handoffs(history)),
-        ("changes", CHANGE_COLUMNS, list_changes(history)),
-    ]

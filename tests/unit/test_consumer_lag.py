@@ -29,8 +29,7 @@ from lakemq.jobs.console.parts import Table
 from lakemq.jobs.doctor.namespace import check_losses
 from lakemq.jobs.metrics.readers import FamilyBuilder, read_groups
 from lakemq.jobs.metrics.server import open_registry
-from lakemq.jobs.reports.history import read_history
-from lakemq.jobs.reports.history_report import list_lags
+from lakemq.jobs.reports.history import list_lags, read_history
 
 Lag = tuple[str, str, int, int, str, int, int]
 

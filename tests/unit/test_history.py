@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.topics import TopicDescription
 from lakemq.jobs.cli import app
 from lakemq.jobs.reports.history import GroupConsumption, History, Timeline, compute_lag, read_consumption, read_history
+from lakemq.jobs.reports.history_report import build_history_report
 
 pytestmark = pytest.mark.slow
 
@@ -115,10 +117,12 @@ def test_owners_and_handoffs_are_those_of_the_groups(mq: Connection, history: Hi
     assert set(history.owners["group"].to_pylist()) == {"cooperative", "queue"}
 
 
-def test_a_time_without_decisions_is_empty(mq: Connection) -> None:
+def test_a_time_without_decisions_is_empty(mq: Connection, tmp_path: Path) -> None:
     history = read_history(mq, 1_000_000, 2_000_000)
     assert (history.message_count, history.step_count, history.handoffs.num_rows) == (0, 0, 0)
     assert history.latencies.highest is None
+    build_history_report(history, "mq").write(tmp_path / "report.html")
+    assert "There is nothing to show." in (tmp_path / "report.html").read_text()
 
 
 def test_the_command_writes_one_page_that_loads_nothing(mq: Connection, tmp_path: Path) -> None:
@@ -172,6 +176,11 @@ def test_report_in_a_terminal_agrees_with_the_history(mq: Connection, history: H
     )
     assert f"cooperative  {lags['cooperative']:>10}" in shown["table"].stdout
     assert "in_per_s_at_most" in shown["table"].stdout
+
+
+def test_report_in_a_terminal_needs_no_plots(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lakemq.jobs.reports.history_report", None)
+    assert run(mq, "--output", "json")["messages"] == 2 * MESSAGES + 1
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def _read_until_ms(text: str) -> int:
 
 
 def _show(history: History) -> list[Part]:
-    from lakemq.jobs.reports.history_report import list_tables
+    from lakemq.jobs.reports.history import list_tables
 
     timeline = history.timeline
     began_ms = history.journal_since_ms
