@@ -24,6 +24,7 @@ from .avro_shape import (
     AvroShape,
     decode_defaults,
     is_null,
+    list_types,
 )
 from .budgets import MAX_CELLS, MAX_DEPTH, BeyondBudgetError, PartBudget, count_items, measure_depth, parse_json
 from .columns import MAX_DIGITS, json_text_field, text_field
@@ -172,16 +173,10 @@ class AvroEncoder:
 
 def _default_to_null(schema: Any) -> None:
     """Give the default null to all fields that may be null and have no default."""
-    if isinstance(schema, list):
-        for branch in schema:
-            _default_to_null(branch)
-    elif isinstance(schema, dict):
-        for field in schema.get("fields", ()):
+    for part in list_types(schema):
+        for field in part.get("fields", ()) if isinstance(part, dict) else ():
             if isinstance(field["type"], list) and "null" in field["type"]:
                 field.setdefault("default", None)
-            _default_to_null(field["type"])
-        for key in ("type", "items", "values"):
-            _default_to_null(schema.get(key))
 
 
 def to_field(schema: Any) -> pa.Field:

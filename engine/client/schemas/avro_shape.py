@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -42,10 +42,11 @@ class AvroShape:
         """Examine the schema. Raises InvalidConfig: it has no finite values, or beyond the budgets."""
         self.schema = schema
         self.is_recursive = self.has_decimals = self.names_records = False
-        self._named: dict[str, Mapping[str, Any]] = {}
         self._has_repeats = False
         self._defaults = 0
-        self._collect(schema)
+        for part in list_types(schema):
+            self._examine(part)
+        self._named: dict[str, Mapping[str, Any]] = collect_named_types(schema)
         self._least = dict.fromkeys(self._named, _ENDLESS)
         while (least := {name: self._measure_type(type) for name, type in self._named.items()}) != self._least:
             self._least = least
@@ -56,18 +57,14 @@ class AvroShape:
         self._refuse_empty_items(schema, self.is_recursive)
         self.repeated_defaults = self._defaults if self._has_repeats or self.is_recursive else 0
 
-    def _collect(self, schema: Any) -> None:
+    def _examine(self, schema: Any) -> None:
         _refuse_repetitions(schema)
         if isinstance(schema, Mapping):
             self._has_repeats |= schema["type"] in ("array", "map")
             self.has_decimals |= schema.get("logicalType") == "decimal"
             self._defaults += sum("default" in field for field in schema.get("fields", ()))
-            if "name" in schema:
-                self._named[schema["name"]] = schema
         if isinstance(schema, list):
             self.names_records |= sum(name_branch(branch) not in _UNNAMED for branch in schema) > 1
-        for part in _list_parts(schema):
-            self._collect(part)
 
     def _measure(self, schema: Any) -> int:
         """Return 0 if a value may have no bytes, 1 if it has some, `_ENDLESS` if it has no end."""
@@ -262,22 +259,14 @@ def decode_defaults(schema: Any) -> Any:
 
 def collect_named_types(schema: Any) -> dict[str, Any]:
     """Return full name -> definition of all named types within the schema."""
-    named: dict[str, Any] = {}
-    _add_named_type(schema, named)
-    return named
+    return {part["name"]: part for part in list_types(schema) if isinstance(part, Mapping) and "name" in part}
 
 
-def _add_named_type(schema: Any, named: dict[str, Any]) -> None:
-    if isinstance(schema, list):
-        for branch in schema:
-            _add_named_type(branch, named)
-    elif isinstance(schema, Mapping):
-        if "name" in schema:
-            named[schema["name"]] = schema
-        for field in schema.get("fields", ()):
-            _add_named_type(field["type"], named)
-        for key in ("type", "items", "values"):
-            _add_named_type(schema.get(key), named)
+def list_types(schema: Any) -> Iterator[Any]:
+    """Yield the schema and all types within it: names, unions and definitions."""
+    yield schema
+    for part in _list_parts(schema):
+        yield from list_types(part)
 
 
 class _DefaultsDecoder:

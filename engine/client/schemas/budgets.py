@@ -8,7 +8,7 @@ their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -55,33 +55,34 @@ def parse_json(text: str, expected: str) -> Any:
     return document
 
 
+def list_levels(value: Any) -> Iterator[list[Any]]:
+    """Yield the parts of a value, level by level: first the value itself. It takes no recursion."""
+    level = [value]
+    while level:
+        yield level
+        inner = [part.values() if isinstance(part, Mapping) else part for part in level if _is_container(part)]
+        level = [child for children in inner for child in children]
+
+
 def measure_depth(value: Any) -> int:
-    """Return how many levels of lists and dictionaries a value has; 0 for a plain value. It takes no recursion."""
-    depth, level = 0, [value]
-    while level := [part for part in level if isinstance(part, list | tuple | Mapping)]:
-        depth += 1
-        level = [child for part in level for child in (part.values() if isinstance(part, Mapping) else part)]
-    return depth
+    """Return how many levels of lists and dictionaries a value has; 0 for a plain value."""
+    return sum(any(map(_is_container, level)) for level in list_levels(value))
 
 
 def count_items(value: Any) -> int:
-    """Return how many parts a value has, itself included. It takes no recursion."""
-    items, level = 0, [value]
-    while level:
-        items += len(level)
-        inner = [part.values() if isinstance(part, Mapping) else part for part in level if _is_container(part)]
-        level = [child for children in inner for child in children]
-    return items
+    """Return how many parts a value has, itself included."""
+    return sum(map(len, list_levels(value)))
 
 
 def count_name_bytes(value: Any) -> int:
-    """Return how many bytes the names of properties of a value have, inner ones included. It takes no recursion."""
-    size_bytes, level = 0, [value]
-    while level:
-        size_bytes += sum(len(name.encode()) for part in level if isinstance(part, Mapping) for name in part)
-        inner = [part.values() if isinstance(part, Mapping) else part for part in level if _is_container(part)]
-        level = [child for children in inner for child in children]
-    return size_bytes
+    """Return how many bytes the names of properties of a value have, inner ones included."""
+    return sum(len(name.encode()) for part in list_objects(value) for name in part)
+
+
+def list_objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield all dictionaries within a value. In a schema, some are no schemas themselves, as that of `properties`."""
+    for level in list_levels(value):
+        yield from (part for part in level if isinstance(part, Mapping))
 
 
 def refuse_depth(depth: int | None = None) -> InvalidConfig:
@@ -190,17 +191,13 @@ class JsonSchemaExpansion:
         PartBudget().spend(self.parts)
 
     def _index(self, document: Any) -> None:
-        level, references, has_nested_id = [document], 0, False
-        while level:
-            for part in level:
-                if isinstance(part, Mapping):
-                    references += sum(keyword in part for keyword in _REFERENCES)
-                    has_nested_id |= part is not document and isinstance(part.get("$id", part.get("id")), str)
-                    self.has_branches |= "anyOf" in part or "oneOf" in part
-                    names = [part.get("$anchor"), part.get("$dynamicAnchor")]
-                    self._anchors |= {f"#{name}": part for name in names if isinstance(name, str)}
-            inner = [part.values() if isinstance(part, Mapping) else part for part in level if _is_container(part)]
-            level = [child for children in inner for child in children if _is_container(child)]
+        references, has_nested_id = 0, False
+        for part in list_objects(document):
+            references += sum(keyword in part for keyword in _REFERENCES)
+            has_nested_id |= part is not document and isinstance(part.get("$id", part.get("id")), str)
+            self.has_branches |= "anyOf" in part or "oneOf" in part
+            names = [part.get("$anchor"), part.get("$dynamicAnchor")]
+            self._anchors |= {f"#{name}": part for name in names if isinstance(name, str)}
         if has_nested_id and references > _MAX_NESTED_REFERENCES:
             raise InvalidConfig(
                 "The schema has an $id within itself, so its references are not counted one by one.",
@@ -276,4 +273,4 @@ class JsonSchemaExpansion:
 
 
 def _is_container(value: Any) -> bool:
-    return isinstance(value, Mapping | list)
+    return isinstance(value, Mapping | list | tuple)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...namespace.extras import needs
@@ -13,7 +13,7 @@ from ...protocol.parameters import AVRO, COMPATIBILITY, DDL, TOPIC, SchemaVersio
 from . import SchemaRule
 from .avro import parse_avro
 from .avro_shape import collect_named_types, find_logical_type
-from .budgets import MAX_ALTERNATIVES, JsonSchemaExpansion
+from .budgets import MAX_ALTERNATIVES, JsonSchemaExpansion, list_objects
 from .ddl import Obstacle, find_struct_obstacle, parse_ddl
 from .json_schema import parse_json_schema
 from .topic_schema import build_schema_rule, compile_schema
@@ -243,7 +243,7 @@ class _Closing:
 
     def __init__(self, document: Any) -> None:
         self._document = document
-        parts = list(_list_parts(document))
+        parts = list(list_objects(document))
         self._has_overlap = any(map(_overlaps, parts))
         self._names = sorted({name for part in parts for name in _list_names(part)}) if self._has_overlap else []
         self._is_shared = self._has_overlap and any(map(_has_other_reference, parts))
@@ -282,15 +282,6 @@ class _Closing:
 
     def _close_each(self, schemas: Mapping[str, Any], is_shared: bool) -> dict[str, Any]:
         return {name: self._close(part, is_shared) for name, part in schemas.items()}
-
-
-def _list_parts(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield all dictionaries within a schema. Some, such as that of `properties`, are no schemas themselves."""
-    if isinstance(schema, Mapping):
-        yield schema
-    if isinstance(schema, Mapping | list):
-        for part in schema.values() if isinstance(schema, Mapping) else schema:
-            yield from _list_parts(part)
 
 
 def _list_names(schema: Mapping[str, Any]) -> set[str]:

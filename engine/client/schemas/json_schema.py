@@ -28,6 +28,7 @@ from .budgets import (
     PartBudget,
     count_items,
     count_name_bytes,
+    list_objects,
     measure_depth,
     parse_json,
 )
@@ -86,16 +87,11 @@ def count_letters(pattern: str) -> int:
 
 def list_patterns(schema: Any) -> Iterator[tuple[str, str]]:
     """Yield each keyword of a JSON Schema that may hold a pattern, with the pattern."""
-    if isinstance(schema, list):
-        for part in schema:
-            yield from list_patterns(part)
-    elif isinstance(schema, Mapping):
-        if isinstance(pattern := schema.get("pattern"), str):
+    for part in list_objects(schema):
+        if isinstance(pattern := part.get("pattern"), str):
             yield "pattern", pattern
-        if isinstance(by_pattern := schema.get("patternProperties"), Mapping):
+        if isinstance(by_pattern := part.get("patternProperties"), Mapping):
             yield from (("patternProperties", pattern) for pattern in by_pattern)
-        for part in schema.values():
-            yield from list_patterns(part)
 
 
 class PatternBudget(threading.local):
