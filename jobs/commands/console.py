@@ -78,7 +78,7 @@ def open_console_of(
     """Return a console for this call of the command, as a context manager that yields its address."""
     from importlib.util import find_spec
 
-    from lakemq.jobs.console.server import serve_console
+    from lakemq.jobs.console.app import serve_console
     from lakemq.jobs.doctor.examination import examine
 
     def run_checks() -> Sequence[Finding]:

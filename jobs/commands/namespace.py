@@ -84,7 +84,7 @@ def serve(
         from lakemq.jobs.metrics.server import serve_metrics
 
     if with_console:
-        import lakemq.jobs.console.server  # noqa: F401  # a missing extra is reported before the sequencer leads
+        import lakemq.jobs.console.app  # noqa: F401  # a missing extra is reported before the sequencer leads
         from lakemq.jobs.console.console import make_settings
 
         settings = make_settings(console_host, console_port, token_file, allow_changes)

@@ -1,14 +1,21 @@
-"""The web application: which address shows which page, and how errors look. It keeps nothing between requests."""
+"""The web application and its server: which address shows which page, and how errors look.
+
+It keeps nothing between requests.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lakemq.engine.namespace.extras import needs
+
+with needs("console"):
+    from lakemq.jobs.process.http_listener import HttpLimits, serve_http
 
 with needs("console"):
     import python_multipart  # noqa: F401  # forms need it, and starlette imports it late
@@ -23,11 +30,17 @@ with needs("console"):
 from lakemq.errors import GroupIdNotFound, LakeMQError, TransactionalIdNotFound, UnknownTopicOrPartition
 from lakemq.jobs.console import guard
 from lakemq.jobs.console.changes import CHANGES, BadInput, Change, check_names, read_text
-from lakemq.jobs.console.console import Console, NotPossible
+from lakemq.jobs.console.console import QUERY_LIMITS, Console, ConsoleSettings, NotPossible
 from lakemq.jobs.console.pages import delayed, groups, messages, overview, queries, topics
 from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page, make_templates
-from lakemq.jobs.metrics.server import make_endpoint
+from lakemq.jobs.metrics.server import make_endpoint, open_registry
 from lakemq.jobs.process.exits import describe_error
+
+if TYPE_CHECKING:
+    from lakemq.engine.client.connection import Connection
+    from lakemq.engine.client.sql.query import QueryLimits
+    from lakemq.engine.sequencer.serving import Serving
+    from lakemq.jobs.doctor.namespace import Finding
 
 log = logging.getLogger("lakemq.console")
 
@@ -290,3 +303,56 @@ def _pick_inputs(change: Change, inputs: Inputs) -> dict[str, str]:
     """Return the inputs of a change, within their lengths. Raises BadInput, also if there is any other."""
     check_names(inputs, (*change.fields,))
     return {name: read_text(inputs, name, "") for name in change.fields}
+
+
+# Serve a console from a thread of this process.
+
+
+LIMITS = HttpLimits(connections=64)
+"""A browser opens six connections, and keeps them for five seconds."""
+_OPTIONS = "--host and --port, with `lakemq serve` --console-host and --console-port"
+
+
+@contextmanager
+def serve_console(
+    mq: Connection,
+    settings: ConsoleSettings,
+    examine: Callable[[], Sequence[Finding]],
+    serving: Serving | None = None,
+    limits: HttpLimits = LIMITS,
+    query_limits: QueryLimits = QUERY_LIMITS,
+) -> Iterator[str]:
+    """Answer browsers inside the block, and yield the console's address.
+
+    Args:
+        mq: the connection to read with.
+        settings: where to listen, and what to allow.
+        examine: runs the doctor's checks.
+        serving: the sequencer of this process, if it runs one.
+        limits: what clients may take.
+        query_limits: bounds of a query.
+
+    Raises:
+        InvalidConfig: the address cannot be listened on.
+        MissingExtra: the extra `console` is not installed.
+    """
+    with (
+        open_console(mq, settings, examine, serving, query_limits) as app,
+        serve_http(app, "console", settings.host, settings.port, limits, _OPTIONS) as (host, port),
+    ):
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        log.info("the console is at %s", address)
+        yield address
+
+
+@contextmanager
+def open_console(
+    mq: Connection,
+    settings: ConsoleSettings,
+    examine: Callable[[], Sequence[Finding]],
+    serving: Serving | None = None,
+    query_limits: QueryLimits = QUERY_LIMITS,
+) -> Iterator[Callable[..., object]]:
+    """Yield the ASGI application of a console; see `serve_console`."""
+    with open_registry(mq, serving) as (registry, collector, observer):
+        yield build_app(Console(mq, observer, collector, settings, examine, query_limits), registry)

@@ -11,8 +11,8 @@ import httpx
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.sequencer.serving import Serving
+from lakemq.jobs.console.app import serve_console
 from lakemq.jobs.console.console import QUERY_LIMITS, ConsoleSettings
-from lakemq.jobs.console.server import serve_console
 from lakemq.jobs.doctor.examination import examine
 
 

@@ -27,8 +27,8 @@ from lakemq.engine.maintenance.merging import FEW_FILES
 from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.sequencer.sequencer import STANDBY_MS, Sequencer
+from lakemq.jobs.console.app import serve_console
 from lakemq.jobs.console.console import ConsoleSettings
-from lakemq.jobs.console.server import serve_console
 from lakemq.jobs.metrics.server import serve_metrics
 from lakemq.jobs.process.http_listener import HttpLimits, HttpListener
 from lakemq.tables.specs.registry import BY_NAME
@@ -297,7 +297,7 @@ import json, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.console.server import serve_console
+from lakemq.jobs.console.app import serve_console
 from lakemq.jobs.console.console import ConsoleSettings
 from lakemq.jobs.metrics.server import serve_metrics
 from lakemq.jobs.process.http_listener import HttpLimits

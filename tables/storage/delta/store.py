@@ -28,8 +28,7 @@ from ...specs.messages import INBOX
 from ...specs.registry import TABLES
 from ...specs.spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
 from ..native_calls import NATIVE_CALLS
-from ..object_stores.arrow_filesystem import arrow_filesystem
-from ..object_stores.files import Files, LocalFiles
+from ..object_stores.files import Files, LocalFiles, arrow_filesystem
 from ..object_stores.objects import check_name
 from ..object_stores.store_options import DELTA_DEFAULTS, hide_secrets
 from ..parquet import open_parquet

@@ -6,12 +6,15 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+from pyarrow.fs import FileInfo, FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+
 from .local_files import LocalFiles
 from .object_store import ObjectFiles
 from .objects import Files
 from .store_options import STORES, connect, has_user, hide_secrets
 
-__all__ = ["Files", "LocalFiles", "ObjectFiles", "open_files"]
+__all__ = ["Files", "LocalFiles", "ObjectFiles", "arrow_filesystem", "open_files"]
 
 
 # delta-rs would read a URI with one of these as another folder (it decodes %20 and cuts at # and ?) or fail; Spark
@@ -50,3 +53,43 @@ def open_files(root: str, storage_options: Mapping[str, str] | None = None) -> F
     options = dict(storage_options or {})
     small, bulk = connect(root.rstrip("/"), options)
     return ObjectFiles(small, root.rstrip("/"), options, bulk)
+
+
+# pyarrow's view of a namespace's objects, for datasets.
+
+
+def arrow_filesystem(files: Files) -> FileSystem:
+    """Return pyarrow's file system for a namespace; its paths start at the root."""
+    if isinstance(files, LocalFiles):
+        return SubTreeFileSystem(files.root, LocalFileSystem())
+    return PyFileSystem(_ReadOnlyHandler(files))
+
+
+class _ReadOnlyHandler(FSSpecHandler):  # type: ignore[misc]
+    """Opens objects for a dataset. Datasets of LakeMQ name their files, so nothing is listed.
+
+    The inherited methods that list and write find nothing in `Files` that they could call.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ReadOnlyHandler) and other.fs.root == self.fs.root
+
+    def __hash__(self) -> int:
+        return hash(self.fs.root)
+
+    def get_type_name(self) -> str:
+        return "lakemq"
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return self.fs.open_input(path)
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self.fs.open_input(path)
+
+    def get_file_info(self, paths: list[str]) -> list[FileInfo]:
+        infos = []
+        for path in paths:
+            size = self.fs.size(path)
+            kind = FileType.NotFound if size is None else FileType.File
+            infos.append(FileInfo(path, kind, size=size))
+        return infos
