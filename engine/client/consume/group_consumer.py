@@ -18,7 +18,7 @@ from ..groups.lag import PartitionProgress
 from ..offsets import TopicPartition
 from .batch import ConsumerBatch
 from .consumer import Consumer
-from .member import Member, MemberPartitions, PartitionHolder, PositionHolder
+from .member import Member, PositionMember
 from .membership import MemberOptions, Membership
 from .membership_view import Pattern
 from .open_members import OpenMember
@@ -257,21 +257,20 @@ class MemberConsumer(Consumer):
         self,
         parts: ConsumerParts,
         member: Member,
-        holder: PartitionHolder,
         reader: PartitionReader[Any],
         ends: GroupEnds,
         listener: RebalanceListener | None,
     ) -> None:
         """Put the parts together. None of them may refer to the consumer, which would then never be garbage.
 
-        holder: keeps the partitions of the member; listener: is kept for the member; the others as in `Consumer`.
+        listener: is kept for the member; the others as in `Consumer`.
         """
         super().__init__(parts, reader, ends)
-        self._member, self._holder, self._group_ends, self._listener = member, holder, ends, listener
+        self._member, self._group_ends, self._listener = member, ends, listener
         loop = self._loop
 
         def close(leave: bool | None) -> None:
-            member.close(holder, leave)
+            member.close(leave)
             loop.close()
 
         self._open_member = OpenMember(parts.group, member, close)
@@ -319,7 +318,7 @@ class MemberConsumer(Consumer):
             raise InvalidRequest("Nothing, or two things, to subscribe to.", expected="either topics or a pattern")
         compiled = None if pattern is None else Pattern(pattern)
         with self._lock.own:
-            self._member.subscribe(names, compiled, self._holder)
+            self._member.subscribe(names, compiled)
 
     def unsubscribe(self) -> None:
         """Leave the group, also as a static member. Other members get the partitions at once.
@@ -329,7 +328,7 @@ class MemberConsumer(Consumer):
         After `subscribe` it is a member again.
         """
         with self._lock.own:
-            self._member.unsubscribe(self._holder)
+            self._member.unsubscribe()
 
     def is_rebalancing(self) -> bool:
         """Return whether the group was moving partitions at the last `poll`. This member may then get some soon."""
@@ -381,12 +380,10 @@ class GroupConsumer(MemberConsumer, PositionConsumer):
         joined: Joined,
     ) -> None:
         """Join the group. Raises what joining is refused with. reset: where to begin without a committed offset."""
-        member = Member(parts.lock, membership, listener)
-        self._partitions = MemberPartitions(parts.lock, member)
-        reader = PositionReader(parts, self._partitions, reset)
-        holder = PositionHolder(parts.lock, member, reader)
+        self._partitions = member = PositionMember(parts.lock, membership, listener)
+        reader = member.reader = PositionReader(parts, member, reset)
         ends = GroupEnds(parts, member, reader.list_known_offsets)
-        super().__init__(parts, member, holder, reader, ends, listener)
+        super().__init__(parts, member, reader, ends, listener)
         membership.join()
         joined(self, self._open_member)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from typing import Protocol
 
 from ...namespace.process import close_after
 from ...protocol.errors import IllegalState, LakeMQError
@@ -24,50 +24,11 @@ from .position_reader import PositionReader, Positions, ReadPosition
 OwnedPartitions = Mapping[TopicPartition, OwnedPartition]
 
 
-class PartitionHolder(Protocol):
-    """Keeps what a consumer has of its partitions: `PositionHolder` or, in a queue group, `QueuePartitions`."""
-
-    def join(self) -> None:
-        """Join the group: at first, after the member was lost, or after the consumer has unsubscribed."""
-        ...
-
-    def note_joined(self) -> None:
-        """Note that the group knows the member. It may have joined although the answer to its request was lost."""
-        ...
-
-    def list_lost_with_member(self) -> Sequence[TopicPartition]:
-        """Return the partitions that are lost when the group has lost the member, before it joins again."""
-        ...
-
-    def lose(self, tp: TopicPartition) -> bool:
-        """Drop a partition that the member has no longer, and return whether the user must be told."""
-        ...
-
-    def find_revoked(self, owned: OwnedPartitions) -> Sequence[TopicPartition]:
-        """Return the partitions that the group wants back, and that are not reported to the user yet."""
-        ...
-
-    def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
-        """Give up partitions that the group wants back, after the user was told. reported: those just reported."""
-        ...
-
-    def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
-        """Return the partitions to report to the user as new."""
-        ...
-
-    def take(self, new: OwnedPartitions) -> None:
-        """Begin to keep these partitions. The user is told of them afterwards."""
-        ...
-
-    def drop_all(self) -> None:
-        """Drop all partitions, because the consumer closes or unsubscribes."""
-        ...
-
-
-class Member:
+class Member(ABC):
     """A consumer as a member of its group. The consumer holds its lock for every call.
 
-    The user is told of changes in this order: lost, revoked, new partitions.
+    The user is told of changes in this order: lost, revoked, new partitions. What a member keeps of its partitions is
+    for its two kinds: `PositionMember` and, in a queue group, `QueueMember`.
     """
 
     def __init__(
@@ -121,23 +82,23 @@ class Member:
             self.membership.read_view()
         return self.membership.topics if self.is_subscribed else []
 
-    def subscribe(self, names: Sequence[str], pattern: Pattern | None, holder: PartitionHolder) -> None:
+    def subscribe(self, names: Sequence[str], pattern: Pattern | None) -> None:
         """Ask for these topics, and join again if the consumer has unsubscribed."""
         self._lock.check_open()
         self.membership.subscribe(names, pattern)
         if not self.is_subscribed:
-            holder.join()
+            self.join()
             self.is_subscribed = True
 
-    def unsubscribe(self, holder: PartitionHolder) -> None:
+    def unsubscribe(self) -> None:
         """Give up all partitions, and leave the group."""
         self._lock.check_open()
         if not self.is_subscribed:
             return
         self.is_subscribed = False
-        self._leave(holder, for_good=True)
+        self._leave(for_good=True)
 
-    def close(self, holder: PartitionHolder, leave: bool | None) -> None:
+    def close(self, leave: bool | None) -> None:
         """Give up all partitions, and leave the group. In a forked process do nothing. leave: as `close` says."""
         if os.getpid() != self._pid:
             return
@@ -147,15 +108,17 @@ class Member:
             self._lock.is_closed = True
             if not self.is_subscribed:
                 return  # it has left the group already
-            self._leave(holder, self.membership.options.instance_id is None if leave is None else leave)
+            self._leave(self.membership.options.instance_id is None if leave is None else leave)
 
-    def _leave(self, holder: PartitionHolder, for_good: bool) -> None:
+    def _leave(self, for_good: bool) -> None:
         """Give up all partitions, and leave the group, also if the listener fails; after Ctrl-C without an answer."""
         with close_after(lambda: self.membership.leave(for_good)):
             try:
                 self._report_all_revoked()
             finally:
-                self._drop_all(holder)
+                self._settled = None
+                self.drop_all()
+                self.partitions.clear()
                 if not for_good:
                     self._release_partitions()
 
@@ -163,18 +126,12 @@ class Member:
         if self.partitions:
             self._listener.on_revoked(sorted(self.partitions))
 
-    def _drop_all(self, holder: PartitionHolder) -> None:
-        self._settled = None
-        holder.drop_all()
-        self.partitions.clear()
-
     # -- the partitions ---------------------------------------------------------------------------------
 
-    def update(self, holder: PartitionHolder, newest: bool) -> MembershipView | None:
+    def update(self, newest: bool) -> MembershipView | None:
         """Take in what the group has decided since the last poll: joining again, lost, revoked and new partitions.
 
         Args:
-            holder: keeps what the consumer knows of its partitions.
             newest: whether to look for newer steps. False: none was decided since the last look.
 
         Returns:
@@ -186,38 +143,37 @@ class Member:
         if view.is_replaced:
             self._lock.is_closed = True
             self.membership.leave(for_good=False)
-            self._report_loss(list(self.partitions), holder)
+            self._report_loss(list(self.partitions))
             raise self.membership.fenced_error()
         if not view.is_member:
-            self._report_loss(holder.list_lost_with_member(), holder)
+            self._report_loss(self.list_lost_with_member())
             self.check_open()  # the listener may have closed the consumer
-            holder.join()
+            self.join()
             view = self.membership.read_view()
         self.is_rebalancing = not view.is_stable
-        return None if self._apply_view(view, holder) else view
+        return None if self._apply_view(view) else view
 
-    def _apply_view(self, view: MembershipView, holder: PartitionHolder) -> bool:
+    def _apply_view(self, view: MembershipView) -> bool:
         """Report changes to the listener, in this order: lost, revoked, new partitions; return whether there are any.
 
         What follows a revocation is done after the listener has returned, even if it raises.
         """
-        holder.note_joined()
         if view.owned is self._settled:
             return False
         lost = self._find_lost(view.owned)
-        self._report_loss(lost, holder)
-        revoked = holder.find_revoked(view.owned)
+        self._report_loss(lost)
+        revoked = self.find_revoked(view.owned)
         try:
             if revoked:
                 self._listener.on_revoked(sorted(revoked))
         finally:
-            holder.give_up(view.owned, revoked)
+            self.give_up(view.owned, revoked)
         self.check_open()
-        new = holder.find_new(view.owned)
+        new = self.find_new(view.owned)
         if new:
             self.partitions.update(new)
             self.generation = view.generation
-            holder.take(new)
+            self.take(new)
             self._listener.on_assigned(sorted(new))
             self.check_open()
         has_news = bool(lost or revoked or new)
@@ -231,12 +187,12 @@ class Member:
             tp for tp, partition in self.partitions.items() if tp not in owned or owned[tp].epoch != partition.epoch
         ]
 
-    def _report_loss(self, topic_partitions: Sequence[TopicPartition], holder: PartitionHolder) -> None:
+    def _report_loss(self, topic_partitions: Sequence[TopicPartition]) -> None:
         news: list[TopicPartition] = []
         self._settled = None
         for tp in topic_partitions:
             self.partitions.pop(tp, None)
-            if holder.lose(tp):
+            if self.lose(tp):
                 news.append(tp)
         if news:
             self._listener.on_lost(sorted(news))
@@ -253,6 +209,40 @@ class Member:
             }
             if revoked:
                 self.membership.release(revoked)
+
+    # -- what it keeps of its partitions ----------------------------------------------------------------
+
+    def join(self) -> None:
+        """Join the group: at first, after the member was lost, or after the consumer has unsubscribed."""
+        self.membership.join()
+
+    @abstractmethod
+    def list_lost_with_member(self) -> Sequence[TopicPartition]:
+        """Return the partitions that are lost when the group has lost the member, before it joins again."""
+
+    @abstractmethod
+    def lose(self, tp: TopicPartition) -> bool:
+        """Drop a partition that the member has no longer, and return whether the user must be told."""
+
+    @abstractmethod
+    def find_revoked(self, owned: OwnedPartitions) -> Sequence[TopicPartition]:
+        """Return the partitions that the group wants back, and that are not reported to the user yet."""
+
+    @abstractmethod
+    def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
+        """Give up partitions that the group wants back, after the user was told. reported: those just reported."""
+
+    @abstractmethod
+    def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
+        """Return the partitions to report to the user as new."""
+
+    @abstractmethod
+    def take(self, new: OwnedPartitions) -> None:
+        """Begin to keep these partitions. The user is told of them afterwards."""
+
+    @abstractmethod
+    def drop_all(self) -> None:
+        """Drop all partitions, because the consumer closes or unsubscribes."""
 
     # -- what others ask ----------------------------------------------------------------------------------
 
@@ -303,25 +293,28 @@ class Member:
         return [*self.membership.describe_missing_topics(), *holders]
 
 
-# The partitions of a member that has positions: of a cooperative or a classic group.
+# A member that has positions: of a cooperative or a classic group.
 
 
-class MemberPartitions:
-    """The partitions that a group has assigned to a member. The consumer holds its lock for every call."""
+class PositionMember(Member):
+    """A member with a position in each of its partitions: `Partitions` for its reader.
 
-    def __init__(self, lock: ConsumerLock, member: Member) -> None:
-        self._lock, self._member = lock, member
-        self.revoked: AbstractSet[TopicPartition] = frozenset()
+    A revoked partition is released after the listener has returned, even if it raises: the group waits for that before
+    another member gets it. The release is repeated with each poll until the group knows of it.
 
-    def update(self, reader: PositionReader, newest: bool) -> None:
-        self._member.update(PositionHolder(self._lock, self._member, reader), newest)
+    Attributes:
+        reader: reads at the positions. The consumer sets it before the member joins.
+    """
+
+    reader: PositionReader
+    revoked: AbstractSet[TopicPartition] = frozenset()
 
     def read_bounds(self, positions: Positions, newest: bool) -> dict[TopicPartition, Bounds]:
         """Return the bounds of reported partitions that the member still has.
 
         The positions of others stay until they are reported as lost, because they may still be committed.
         """
-        partitions, current = self._member.partitions, self._member.membership.read_view(newest).owned
+        partitions, current = self.partitions, self.membership.read_view(newest).owned
         owned = {tp: current[tp] for tp, old in partitions.items() if tp in current and current[tp].epoch == old.epoch}
         self.revoked = {tp for tp, partition in owned.items() if partition.is_paused}
         for tp, partition in owned.items():
@@ -333,71 +326,37 @@ class MemberPartitions:
                 )
         return {tp: partition.bounds for tp, partition in owned.items()}
 
-    def read_committed(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
+    def read_offsets(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
         with self._lock.own:
-            return self._member.read_committed()
+            return self.read_committed()
 
     def explain_lost_member(self) -> LakeMQError | None:
-        membership = self._member.membership
-        return membership.fenced_error() if membership.is_replaced() else None
-
-    def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
-        return self._member.find_ownership(topic_partitions)
-
-    def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
-        return self._member.build_offsets(offsets, topic_ids)
-
-    def waits_for_partitions(self) -> bool:
-        return self._member.waits_for_partitions()
-
-    def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
-        return self._member.find_outcome(is_behind)
-
-    def explain_outcome(self, outcome: PollOutcome) -> Sequence[str]:
-        return self._member.explain_outcome(outcome)
-
-
-class PositionHolder:
-    """Keeps the positions in a member's partitions.
-
-    A revoked partition is released after the listener has returned, even if it raises: the group waits for that before
-    another member gets it. The release is repeated with each poll until the group knows of it.
-    """
-
-    def __init__(self, lock: ConsumerLock, member: Member, reader: PositionReader) -> None:
-        self._lock, self._member, self._reader = lock, member, reader
-
-    def join(self) -> None:
-        self._member.membership.join()
-
-    def note_joined(self) -> None:
-        pass
+        return self.membership.fenced_error() if self.membership.is_replaced() else None
 
     def list_lost_with_member(self) -> Sequence[TopicPartition]:
         """Return all partitions: other members may have them already."""
-        return list(self._member.partitions)
+        return list(self.partitions)
 
     def lose(self, tp: TopicPartition) -> bool:
-        self._reader.forget(tp)
+        self.reader.forget(tp)
         return True
 
     def find_revoked(self, owned: OwnedPartitions) -> list[TopicPartition]:
-        return [tp for tp, partition in owned.items() if partition.is_paused and tp in self._member.partitions]
+        return [tp for tp, partition in owned.items() if partition.is_paused and tp in self.partitions]
 
     def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
         for tp in reported:
-            self._member.partitions.pop(tp, None)
-            self._reader.forget(tp)
+            self.partitions.pop(tp, None)
+            self.reader.forget(tp)
         revoked = {tp: partition for tp, partition in owned.items() if partition.is_paused}
         if revoked and not self._lock.is_closed:
-            self._member.membership.release(revoked)
+            self.membership.release(revoked)
 
     def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
-        partitions = self._member.partitions
-        return {tp: partition for tp, partition in owned.items() if not partition.is_paused and tp not in partitions}
+        return {tp: part for tp, part in owned.items() if not part.is_paused and tp not in self.partitions}
 
     def take(self, new: OwnedPartitions) -> None:
-        self._reader.read_bounds()
+        self.reader.read_bounds()
 
     def drop_all(self) -> None:
-        self._reader.forget_all()
+        self.reader.forget_all()

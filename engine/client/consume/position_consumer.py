@@ -200,7 +200,7 @@ class AssignedPartitions:
         self.revoked: AbstractSet[TopicPartition] = frozenset()
         self._has_begun = False
 
-    def update(self, reader: PositionReader, newest: bool) -> None:
+    def update(self, newest: bool) -> None:
         self._parts.lock.check_open()
         self._find_bounds((), self._parts.fetcher.isolation, newest)
 
@@ -215,7 +215,7 @@ class AssignedPartitions:
         self._has_begun = True
         return bounds
 
-    def read_committed(self, topic_partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetCommit]:
+    def read_offsets(self, topic_partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetCommit]:
         """Return what the group has committed. Waits while an open transaction holds some of the offsets back.
 
         Raises:

@@ -225,7 +225,7 @@ class Partitions(Protocol):
 
     revoked: AbstractSet[TopicPartition]
 
-    def update(self, reader: PositionReader, newest: bool) -> None:
+    def update(self, newest: bool) -> object:
         """Take in what has changed since the last poll. Raise IllegalState if the consumer is closed.
 
         newest: whether to look for newer steps. False: none was decided since the last look.
@@ -239,7 +239,7 @@ class Partitions(Protocol):
         """
         ...
 
-    def read_committed(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
+    def read_offsets(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
         """Return what the group has committed of these partitions. Needs no lock."""
         ...
 
@@ -304,7 +304,7 @@ class PositionReader:
 
     def read_committed(self) -> Mapping[TopicPartition, OffsetCommit]:
         """Return what the group has committed of the partitions. Needs no lock."""
-        return self._partitions.read_committed(list(self.positions.by_partition))
+        return self._partitions.read_offsets(list(self.positions.by_partition))
 
     def forget(self, tp: TopicPartition) -> None:
         """Drop a partition."""
@@ -319,7 +319,7 @@ class PositionReader:
     # -- reading ----------------------------------------------------------------------------------------
 
     def begin_poll(self, newest: bool) -> None:
-        self._partitions.update(self, newest)
+        self._partitions.update(newest)
         self._has_looked = True
 
     def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> ConsumerBatch | None:

@@ -28,14 +28,13 @@ from .ack_tracker import AckTracker
 from .batch import ConsumerBatch
 from .consumer import find_offsets_to_commit
 from .group_consumer import GroupEnds, Joined, MemberConsumer
-from .member import Member
 from .membership import Membership
 from .options import RebalanceListener
 from .poll_loop import ConsumerParts
 from .position_reader import check_assignment
 from .queue_batch import Messages, QueueBatch, shorten_error, spans_of_messages
 from .queue_poll import DeliveryPlanner
-from .queue_reader import QueuePartitions, QueueReader
+from .queue_reader import QueueMember, QueueReader
 
 _SEND_EVERY_MS = 50
 """How long acknowledgements of single messages gather before they are sent."""
@@ -59,6 +58,7 @@ class QueueConsumer(MemberConsumer):
     It has no `seek`: a queue delivers what is next. To have it otherwise, reset the group's offsets.
     """
 
+    _member: QueueMember
     _reader: QueueReader
 
     def __init__(
@@ -68,13 +68,12 @@ class QueueConsumer(MemberConsumer):
         clock = parts.clock
         self._trackers: dict[TopicPartition, AckTracker] = {}
         self._steady_ms = clock.steady_ms  # an attribute, because `ack` calls it for each message
-        member = Member(parts.lock, membership, listener)
         planner = DeliveryPlanner(self._trackers, clock)
         self._ack_sender = AckSender(membership, clock, self._trackers)
-        self._partitions = QueuePartitions(member, self._trackers, self._ack_sender, planner, parts.fetcher)
-        reader = QueueReader(parts, member, self._partitions, self._ack_sender, planner)
+        member = QueueMember(parts, membership, listener, self._trackers, self._ack_sender, planner)
+        reader = QueueReader(parts, member, self._ack_sender, planner)
         # A queue consumer has no positions: the group's state says which messages are done.
-        super().__init__(parts, member, self._partitions, reader, GroupEnds(parts, member, dict), listener)
+        super().__init__(parts, member, reader, GroupEnds(parts, member, dict), listener)
         membership.join()
         joined(self, self._open_member)
 
@@ -131,10 +130,10 @@ class QueueConsumer(MemberConsumer):
         if type(what) is Message and type(what[2]) is int and 0 <= what[2] < 2**63 and what[7] == 1:
             tracker = self._trackers.get((what[0], what[1]))
             if tracker is None:
-                raise self._partitions.build_fenced_error([(what[0], what[1])])
+                raise self._member.build_fenced_error([(what[0], what[1])])
             tracker.single_acks.append(what[2])
             if self._trackers.get((what[0], what[1])) is not tracker:  # a poll in another thread has lost the partition
-                raise self._partitions.build_fenced_error([(what[0], what[1])])
+                raise self._member.build_fenced_error([(what[0], what[1])])
             is_due = self._steady_ms() >= self._ack_sender.sent_at_ms + _SEND_EVERY_MS
             if is_due or len(tracker.single_acks) >= _SEND_AT_COUNT:
                 with self._lock.own:
@@ -160,7 +159,7 @@ class QueueConsumer(MemberConsumer):
         else:
             ends = {tp: parse_whole_number("what", end, 0) for tp, end in parse_partition_offsets("what", what).items()}
         with self._lock.own:
-            self._partitions.ack_through(ends, what.offsets if isinstance(what, ConsumerBatch) else None)
+            self._member.ack_through(ends, what.offsets if isinstance(what, ConsumerBatch) else None)
 
     def nack(self, what: Messages, delay_ms: int | None = None, error: str = "") -> None:
         """Give messages back, without waiting: they are delivered again.
@@ -194,7 +193,7 @@ class QueueConsumer(MemberConsumer):
 
     def _record(self, outcome: AckOutcome, what: Messages, delay_ms: int | None = None, error: str = "") -> None:
         with self._lock.own:
-            self._partitions.record(outcome, what, delay_ms, error)
+            self._member.record(outcome, what, delay_ms, error)
 
     def go_back(self, batch: ConsumerBatch) -> bool:
         """Give back the messages of a batch that have no outcome, as after a transaction that was aborted.
@@ -203,10 +202,10 @@ class QueueConsumer(MemberConsumer):
             Whether all partitions of the batch still belong to the consumer.
         """
         with self._lock.own:
-            owned = self._partitions.read_owned()
+            owned = self._member.read_owned()
             still_owned = [tp for tp in self._member.find_still_owned(batch) if tp in owned]
             spans = spans_of_messages(batch)
-            self._partitions.nack_open({tp: spans[tp] for tp in spans if tp in still_owned}, owned)
+            self._member.nack_open({tp: spans[tp] for tp in spans if tp in still_owned}, owned)
             return len(still_owned) == len(batch.offsets)
 
     def flush(self, timeout_ms: int | None = None) -> None:
@@ -297,7 +296,7 @@ class QueueConsumer(MemberConsumer):
     def position(self, topic: str, partition: int) -> int:
         """Return the first offset of the partition that was never delivered."""
         with self._lock.own:
-            owned = self._partitions.read_owned()
+            owned = self._member.read_owned()
             check_assignment((topic, partition), owned)
             deliveries = owned[topic, partition].deliveries
             assert deliveries is not None
@@ -312,4 +311,4 @@ class QueueConsumer(MemberConsumer):
             (topic, partition) -> offsets.
         """
         with self._lock.own:
-            return {tp: partition.left_count for tp, partition in self._partitions.read_owned().items()}
+            return {tp: partition.left_count for tp, partition in self._member.read_owned().items()}

@@ -19,8 +19,10 @@ from .ack_sender import LONGEST_WAIT_MS, AckSender, invalid_error, raise_chain
 from .ack_tracker import AckTracker, DeliverySpan
 from .batch import ConsumerBatch
 from .member import Member, OwnedPartitions
+from .membership import Membership
 from .membership_view import MembershipView, OwnedPartition
-from .poll_loop import ConsumerParts, Moves, RangeFetcher
+from .options import RebalanceListener
+from .poll_loop import ConsumerParts, Moves
 from .position_reader import find_held_back
 from .queue_batch import Messages, QueueBatch, spans_of_messages
 from .queue_poll import DeliveryPlanner
@@ -37,10 +39,10 @@ class UnseenDeliveries:
     partition moves, when another poll shows one of the messages, or when the member gives a message back.
     """
 
-    def __init__(self, batch: QueueBatch, holder: QueuePartitions) -> None:
-        """Hide the messages of this poll from the trackers. holder: of the consumer."""
-        self._holder, self._nacked_before = holder, holder.nacked_count
-        self._trackers_at_poll = {tp: holder.trackers[tp] for tp in batch.shown}
+    def __init__(self, batch: QueueBatch, member: QueueMember) -> None:
+        """Hide the messages of this poll from the trackers."""
+        self._member, self._nacked_before = member, member.nacked_count
+        self._trackers_at_poll = {tp: member.trackers[tp] for tp in batch.shown}
         try:
             self.messages = list(batch)
         except BaseException:  # the store failed, or an interrupt came: the loop gets none of the messages
@@ -58,10 +60,10 @@ class UnseenDeliveries:
 
     def show(self, message: Message) -> bool:
         tp, stretch = (message.topic, message.partition), self._stretch_of(message)
-        tracker = self._holder.trackers.get(tp)
-        if tracker is None or tracker is not self._trackers_at_poll[tp] or tp in self._holder.paused_by_user:
+        tracker = self._member.trackers.get(tp)
+        if tracker is None or tracker is not self._trackers_at_poll[tp] or tp in self._member.paused_by_user:
             return False
-        if self._holder.nacked_count != self._nacked_before or not tracker.find_unshown([stretch]):
+        if self._member.nacked_count != self._nacked_before or not tracker.find_unshown([stretch]):
             return False
         tracker.show([stretch], Spans([stretch.span]), Spans())
         return True
@@ -73,33 +75,33 @@ class UnseenDeliveries:
         return self._stretches[message.topic, message.partition, message.offset]
 
 
-# The partitions of the member, and the reader of the messages it has acquired.
+# The member with its partitions, and the reader of the messages it has acquired.
 
 
 ANSWER_MS = 1_000
 """How long a consumer that closes waits for answers: to its request for messages, then to its acknowledgements."""
 
 
-class QueuePartitions:
-    """Keeps an `AckTracker` for each partition of a member, and records outcomes of messages there.
+class QueueMember(Member):
+    """A member that keeps an `AckTracker` for each of its partitions, and records outcomes of messages there.
 
-    The consumer holds its lock for every call.
-
-    Unlike `PositionHolder`, it does not release revoked partitions: the group moves a partition when all its messages
+    Unlike `PositionMember`, it does not release revoked partitions: the group moves a partition when all its messages
     have an outcome. So it also takes a partition that is revoked already, because its messages need an outcome.
     """
 
     def __init__(
         self,
-        member: Member,
+        parts: ConsumerParts,
+        membership: Membership,
+        listener: RebalanceListener | None,
         trackers: dict[TopicPartition, AckTracker],
         ack_sender: AckSender,
         planner: DeliveryPlanner,
-        fetcher: RangeFetcher,
     ) -> None:
         """Share the parts of one consumer. This changes `trackers`, which the other parts read."""
-        self._member, self.trackers, self._ack_sender = member, trackers, ack_sender
-        self._planner, self._fetcher = planner, fetcher
+        super().__init__(parts.lock, membership, listener)
+        self.trackers, self._ack_sender, self._planner = trackers, ack_sender, planner
+        self._fetcher = parts.fetcher
         self.paused_by_user: set[TopicPartition] = set()
         self.nacked_count = 0
         """How often the user has given messages back."""
@@ -109,7 +111,7 @@ class QueuePartitions:
 
         newest: whether to read newer steps first. False: as of the step that was read last.
         """
-        return self.find_owned(self._member.membership.read_view(newest))
+        return self.find_owned(self.membership.read_view(newest))
 
     def find_owned(self, view: MembershipView) -> dict[TopicPartition, OwnedPartition]:
         """Return the partitions that have a tracker and that the member still has, as of the step of this view."""
@@ -202,7 +204,7 @@ class QueuePartitions:
     def build_fenced_error(self, topic_partitions: Sequence[TopicPartition]) -> FencedMemberEpoch:
         """Return the error that names these partitions, which belong to other members or whose topic was deleted."""
         topics = sorted({topic for topic, _ in topic_partitions})
-        reasons = self._member.membership.explain_missing_topics(topics)
+        reasons = self.membership.explain_missing_topics(topics)
         found = [f"{topic}-{partition}" for topic, partition in sorted(topic_partitions)]
         return FencedMemberEpoch(" ".join(reasons), found=found)
 
@@ -211,12 +213,13 @@ class QueuePartitions:
     def join(self) -> None:
         """Join the group. A member that was lost takes back the partitions that no other member has yet."""
         reclaimed = [Assigned(tracker.topic_id, tracker.partition, tracker.epoch) for tracker in self.trackers.values()]
-        self._member.membership.join(reclaimed)
+        self.membership.join(reclaimed)
         self._ack_sender.note_rejoin()
 
-    def note_joined(self) -> None:
-        if self._ack_sender.is_lost:
+    def _apply_view(self, view: MembershipView) -> bool:
+        if self._ack_sender.is_lost:  # it has joined, although the answer to its request was lost
             self._ack_sender.note_rejoin()
+        return super()._apply_view(view)
 
     def list_lost_with_member(self) -> Sequence[TopicPartition]:
         """Return no partitions: those that other members have by now are found after the member has joined again."""
@@ -248,10 +251,10 @@ class QueuePartitions:
         return revoked
 
     def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
-        pass
+        """Do nothing: the group moves a partition when all its messages have an outcome."""
 
     def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
-        return {tp: partition for tp, partition in owned.items() if tp not in self._member.partitions}
+        return {tp: partition for tp, partition in owned.items() if tp not in self.partitions}
 
     def take(self, new: OwnedPartitions) -> None:
         for (topic, number), partition in new.items():
@@ -302,15 +305,14 @@ class QueueReader:
     def __init__(
         self,
         parts: ConsumerParts,
-        member: Member,
-        holder: QueuePartitions,
+        member: QueueMember,
         ack_sender: AckSender,
         planner: DeliveryPlanner,
     ) -> None:
         """Share the parts of one consumer."""
-        self._parts, self._member, self._holder = parts, member, holder
-        self._trackers, self._ack_sender, self._planner = holder.trackers, ack_sender, planner
-        self.paused_by_user = holder.paused_by_user
+        self._parts, self._member = parts, member
+        self._trackers, self._ack_sender, self._planner = member.trackers, ack_sender, planner
+        self.paused_by_user = member.paused_by_user
         self.acks_previous = False
         self._view: MembershipView | None = None
         """The view with which the poll has begun, until it is used."""
@@ -324,7 +326,7 @@ class QueueReader:
         This order matters: the state then includes what the answers brought, so that nothing is requested twice.
         """
         has_answers = self._ack_sender.collect_answers()
-        self._view = self._member.update(self._holder, newest or has_answers)
+        self._view = self._member.update(newest or has_answers)
 
     def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> QueueBatch | None:
         """Look once for messages to show, and request those of the next poll; return None to be called again.
@@ -363,9 +365,9 @@ class QueueReader:
         """Return the member's partitions: as `begin_poll` has just read them, if nothing has happened since."""
         view, self._view = self._view, None
         if view is not None:
-            return self._holder.find_owned(view)
+            return self._member.find_owned(view)
         self._ack_sender.collect_answers()
-        return self._holder.read_owned()
+        return self._member.read_owned()
 
     def _has_open(self, acks: Sequence[Acknowledgement]) -> bool:
         """Return whether some of these messages have no outcome yet.
@@ -388,7 +390,7 @@ class QueueReader:
                 tracker.hide(stretches)
 
     def mark_unseen(self, batch: QueueBatch) -> UnseenDeliveries:
-        return UnseenDeliveries(batch, self._holder)
+        return UnseenDeliveries(batch, self._member)
 
     def explain_empty(self, batch: ConsumerBatch) -> None:
         """Note why the batch is empty. Raises IllegalState: the user has as many messages as it may have."""
@@ -402,7 +404,7 @@ class QueueReader:
         silence, stalls = self._ack_sender.explain_silence(), self._member.membership.find_stalls()
         reasons = [] if silence is None else [silence]
         reasons += [str(stall) for stall in stalls if stall.kind != "bound"]
-        all_owned = self._holder.read_owned(newest=False)
+        all_owned = self._member.read_owned(newest=False)
         owned = {tp: partition for tp, partition in all_owned.items() if not partition.is_done}
         batch.outcome = self._member.find_outcome(lambda: any(partition.left_count for partition in owned.values()))
         reasons += self._member.explain_outcome(batch.outcome)
