@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 import lakemq
 from lakemq.engine.client.arguments import parse_whole_number
 from lakemq.engine.client.consume.batch import ConsumerBatch
-from lakemq.engine.client.consume.consumer import POLL_RECORDS, Consumer
-from lakemq.engine.client.consume.poll_loop import Unseen
+from lakemq.engine.client.consume.consumer import POLL_RECORDS, Consumer, Unseen
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from lakemq.engine.client.consume.batch import Messages
     from lakemq.engine.client.consume.group_consumer import GroupConsumer
     from lakemq.engine.client.consume.options import AssignKeywords, MemberKeywords, Names
     from lakemq.engine.client.consume.position_consumer import AssignedConsumer
-    from lakemq.engine.client.consume.queue_batch import Messages
     from lakemq.engine.client.fetch.fetch_result import Message
     from lakemq.engine.client.offsets import ConsumedOffsets, TopicPartition
     from lakemq.engine.client.producer.failures import FlushReport

@@ -29,7 +29,7 @@ from bench.serving import run_sequencer
 import lakemq
 from lakemq.engine.client import connection
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue_batch import QueueBatch
+from lakemq.engine.client.consume.batch import QueueBatch
 
 PACKAGE = Path(connection.__file__).parents[2]
 FOLDERS = ("engine", "tables", "jobs", "conf")

@@ -52,7 +52,7 @@ API_PAGES: dict[str, ApiPage] = {
             f"{_CLIENT}.consume.queue_consumer.QueueConsumer",
             f"{_CLIENT}.consume.batch.ConsumerBatch",
             f"{_CLIENT}.consume.batch.Ownership",
-            f"{_CLIENT}.consume.queue_batch.QueueBatch",
+            f"{_CLIENT}.consume.batch.QueueBatch",
             f"{_CLIENT}.consume.options.RebalanceListener",
         ),
         "`mq.consumer(...)` returns a consumer: of assigned partitions, of a group, or of a queue group.",

@@ -29,7 +29,7 @@ from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS
 from lakemq.engine.protocol.values.base import Transitions
 from lakemq.engine.protocol.values.dead_letters import REDRIVE_TRANSITIONS
 from lakemq.engine.protocol.values.delays import DELAY_TRANSITIONS
-from lakemq.engine.protocol.values.stretches import DELIVERY_TRANSITIONS
+from lakemq.engine.protocol.values.deliveries import DELIVERY_TRANSITIONS
 from lakemq.engine.protocol.values.topics import LOG_TRANSITIONS
 from lakemq.engine.protocol.values.transactions import TRANSACTION_TRANSITIONS
 from lakemq.errors import LakeMQError, all_errors

@@ -19,8 +19,8 @@ from ..namespace.clock import Clock
 from ..namespace.process import ProcessBound
 from ..protocol.errors import InvalidRequest, UnknownTopicOrPartition
 from ..protocol.values.dead_letters import SUFFIX, Cause, DeadLettersJudged, SettleDeadLetters, decode_cause
+from ..protocol.values.deliveries import DeliveryStatus, Range
 from ..protocol.values.state import State
-from ..protocol.values.stretches import DeliveryStatus, Range
 from .arguments import parse_flag, parse_text, parse_topic_name, parse_whole_number
 from .fetch.fetcher import Fetcher
 from .fetch.plan import FetchPlan

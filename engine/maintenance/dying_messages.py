@@ -27,8 +27,8 @@ from lakemq.tables.storage.parquet import BASE_BYTES, open_bounded_parquet
 from ..namespace.data_file import BODY, file_name, new_data_file, read_footer
 from ..protocol.values.assignments import TopicIdPartition
 from ..protocol.values.dead_letters import DyingFound, RowLocation
+from ..protocol.values.deliveries import Range
 from ..protocol.values.log import DataFile
-from ..protocol.values.stretches import Range
 
 log = logging.getLogger("lakemq.serve")
 

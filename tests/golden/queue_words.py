@@ -8,10 +8,16 @@ from protocol_harness import Harness
 
 from lakemq.engine.protocol.values.assignments import TopicIdPartition
 from lakemq.engine.protocol.values.dead_letters import REDRIVE, Cause, SettleDeadLetters
-from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
+from lakemq.engine.protocol.values.deliveries import (
+    Acknowledge,
+    Acknowledgement,
+    AckOutcome,
+    Acquire,
+    Stretch,
+    WantedMessages,
+)
 from lakemq.engine.protocol.values.groups import Assigned
 from lakemq.engine.protocol.values.kinds import AnyRequest
-from lakemq.engine.protocol.values.stretches import Stretch
 
 
 def parse_tp(text: str) -> tuple[str, int]:

@@ -17,10 +17,9 @@ from stateful.runs import runs
 
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import Message
-from lakemq.engine.protocol.values.deliveries import Acknowledge
+from lakemq.engine.protocol.values.deliveries import Acknowledge, DeliveryStatus
 from lakemq.engine.protocol.values.groups import MemberSilent
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
-from lakemq.engine.protocol.values.stretches import DeliveryStatus
 from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import FencedMemberEpoch, IllegalState, InvalidRecordState, LakeMQError, UnknownMemberId
 

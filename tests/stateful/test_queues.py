@@ -22,17 +22,18 @@ from lakemq.engine.protocol.rules import reconciling
 from lakemq.engine.protocol.values.assignments import PartitionStatus, TopicIdPartition
 from lakemq.engine.protocol.values.dead_letters import REDRIVE, SettleDeadLetters
 from lakemq.engine.protocol.values.deliveries import (
+    DELIVERY_TRANSITIONS,
     Acknowledge,
     Acknowledgement,
     AcknowledgementsJudged,
     AckOutcome,
     Acquire,
+    DeliveryStatus,
     MessagesAcquired,
     WantedMessages,
 )
 from lakemq.engine.protocol.values.groups import Assigned, JoinGroup, LeaveGroup, MemberSilent, PartitionsMoved
 from lakemq.engine.protocol.values.producers import InitProducer
-from lakemq.engine.protocol.values.stretches import DELIVERY_TRANSITIONS, DeliveryStatus
 from lakemq.engine.protocol.values.topics import AlterTopic
 from lakemq.engine.protocol.values.transactions import EndTransaction
 

@@ -9,10 +9,10 @@ from lakemq.engine.protocol.values.deliveries import (
     AcknowledgementsJudged,
     AckOutcome,
     Acquire,
+    Range,
     WantedMessages,
 )
 from lakemq.engine.protocol.values.groups import JoinGroup
-from lakemq.engine.protocol.values.stretches import Range
 from lakemq.engine.protocol.values.transactions import EndTransaction
 
 Parts = list[tuple[AckOutcome, list[Range]]]

@@ -16,7 +16,7 @@ from unit.served import CONFIG, new_name, new_topic, read_committed_offset, unti
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.poll_loop import divide_room
+from lakemq.engine.client.consume.consumer import divide_room
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.offsets import FetchOffsets
 from lakemq.errors import (

@@ -33,11 +33,18 @@ from lakemq.engine.protocol.values.delays import (
     DelayStatus,
     ranges_to_columns,
 )
-from lakemq.engine.protocol.values.deliveries import MessageRanges, MessagesAcquired, MessagesSettled, SettledMessages
+from lakemq.engine.protocol.values.deliveries import (
+    DELIVERY_TRANSITIONS,
+    DeliveryEvent,
+    DeliveryStatus,
+    MessageRanges,
+    MessagesAcquired,
+    MessagesSettled,
+    SettledMessages,
+)
 from lakemq.engine.protocol.values.groups import GroupConfigured, Move, PartitionsAdded, PartitionsMoved
 from lakemq.engine.protocol.values.kinds import SUBJECTS
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.protocol.values.stretches import DELIVERY_TRANSITIONS, DeliveryEvent, DeliveryStatus
 from lakemq.engine.protocol.values.topics import (
     LOG_TRANSITIONS,
     LogEvent,

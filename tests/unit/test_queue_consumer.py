@@ -9,7 +9,7 @@ from unit.consuming import add, join_queue_group, list_partitions, read_deliveri
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.ack_tracker import AckTracker
+from lakemq.engine.client.consume.queue_poll import AckTracker
 from lakemq.engine.protocol.values.deliveries import Deliveries
 from lakemq.errors import IllegalState, NoOffsetForPartition
 

@@ -17,8 +17,8 @@ from lakemq.engine.client.fetch.fetch_result import FetchResult
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.protocol.codec.few_rows import FewRows
+from lakemq.engine.protocol.values.deliveries import DeathReason
 from lakemq.engine.protocol.values.log import Produce, Ranges
-from lakemq.engine.protocol.values.stretches import DeathReason
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import FileTruncated, InvalidConfig, InvalidRecord
 from lakemq.jobs.cli import app

@@ -28,8 +28,8 @@ from ...protocol.values.deliveries import (
     WantedMessages,
 )
 from ..offsets import Span, Spans, TopicPartition
-from .ack_tracker import AckTracker
 from .membership import Membership
+from .queue_poll import AckTracker
 
 LONGEST_WAIT_MS = 60_000
 """Longest timeout of one call of `wait`: the operating system refuses very large ones."""

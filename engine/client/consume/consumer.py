@@ -1,22 +1,327 @@
-"""The calls that all consumers have in common."""
+"""The calls that all consumers have in common, the loop of a poll, and what the parts of a consumer share."""
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 from ...namespace.clock import Clock
-from ...namespace.process import ProcessBound, end_block
+from ...namespace.process import OwnLock, ProcessBound, end_block
+from ...protocol.errors import IllegalState, OffsetOutOfRange, UnknownTopicOrPartition
 from ...protocol.values.offsets import OffsetCommit
-from ..arguments import invalid_argument, parse_topic_partitions, parse_whole_number
-from ..fetch.fetch_result import Message
+from ..arguments import invalid_argument, parse_partition, parse_topic_name, parse_topic_partitions, parse_whole_number
+from ..fetch.fetch_result import FetchResult, Message
+from ..fetch.plan import Isolation
+from ..fetch.step_waiter import StepWaiter
 from ..offsets import ConsumedOffsets, TopicPartition
+from ..requests.requester import Requester
 from ..tracing import trace_poll
-from .batch import ConsumerBatch
-from .poll_loop import Batch, ConsumerLock, ConsumerParts, PartitionReader, PollLoop
-from .position_reader import check_assignment
+from .batch import ConsumerBatch, ExplainTransactions
 from .progress import Ends, Remainder, read_until_end
+
+# The interface of the readers of consumers: one reads from positions, the other the deliveries of a queue group.
+
+
+Moves = dict[TopicPartition, Any]
+"""(topic, partition) -> how a poll has moved on in it, for `undo_moves`. Each reader has its own kind of values."""
+
+Batch = TypeVar("Batch", bound=ConsumerBatch)
+
+
+class Unseen(Protocol):
+    """The messages of a poll that the loop has not got yet. The consumer's lock is held for each call."""
+
+    messages: list[Message]
+
+    def show(self, message: Message) -> bool:
+        """Note that the message is handed out. False: the consumer has it no longer, or it will come again."""
+        ...
+
+    def end(self) -> None:
+        """Note that all messages were handed out, or passed over."""
+        ...
+
+
+class PartitionReader(Protocol[Batch]):
+    """Reads the partitions of a consumer, which holds its lock for every call unless a method says otherwise.
+
+    Attributes:
+        paused_by_user: partitions of which no messages are read.
+    """
+
+    paused_by_user: set[TopicPartition]
+
+    def list_partitions(self) -> Container[TopicPartition]:
+        """Return the partitions that the consumer has."""
+        ...
+
+    def begin_poll(self, newest: bool) -> None:
+        """Take in what has changed about the partitions. Raise IllegalState if the consumer is closed.
+
+        newest: whether to look for newer steps. False: none was decided since the last look.
+        """
+        ...
+
+    def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> Batch | None:
+        """Look once for messages, and move on past them; return None to be called again.
+
+        Args:
+            max_records: the most messages of the batch.
+            moves: how the poll has moved on so far; this call adds its own moves.
+            read_ahead: least number of offsets to look at. It grows after offsets without visible messages.
+        """
+        ...
+
+    def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
+        """Move back to where a poll that failed has begun."""
+        ...
+
+    def mark_unseen(self, batch: Batch) -> Unseen:
+        """Move back to where the poll of this batch has begun, so that its messages can be handed out one by one."""
+        ...
+
+    def explain_empty(self, batch: Batch) -> None:
+        """Note in an empty batch why it is empty, or raise if the caller has to act before anything comes."""
+        ...
+
+    def waits_for_partitions(self) -> bool:
+        """Return whether the consumer has no partitions yet, and is about to get some. Needs no lock."""
+        ...
+
+    def expects_messages(self, deadline_ms: float) -> bool:
+        """Return whether messages are on their way, so that the poll waits a moment longer. Needs no lock."""
+        ...
+
+    def rest(self, poll_ms: int, most_ms: int) -> None:
+        """Sleep until polling again is worthwhile, at most `most_ms`. The lock must not be held.
+
+        poll_ms: how long to sleep if nothing tells of messages.
+        """
+        ...
+
+
+def check_assignment(tp: TopicPartition, topic_partitions: Container[TopicPartition]) -> None:
+    """Raise IllegalState unless the partition is one of `topic_partitions`."""
+    parse_topic_name("topic", tp[0])
+    parse_partition(tp[1])
+    if tp not in topic_partitions:
+        raise IllegalState("The partition is not assigned to this consumer.", found=f"{tp[0]}-{tp[1]}")
+
+
+# Fetch what one poll of a consumer reads: evenly from its partitions, one range of offsets in each.
+
+
+K = TypeVar("K")
+
+
+class RangeFetcher:
+    """Fetches for one consumer.
+
+    Attributes:
+        fetch: fetches ranges of a topic.
+        isolation: which messages are visible. A queue group has its own setting, which may change.
+    """
+
+    def __init__(self, fetch: Callable[..., FetchResult], isolation: Isolation) -> None:
+        self.fetch, self.isolation = fetch, isolation
+
+    def fetch_topics(
+        self,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        topic_ids: Mapping[str, int],
+        all_partitions: Collection[TopicPartition],
+    ) -> list[FetchResult] | None:
+        """Fetch the offsets from `starts` to `ends`, topic by topic; return None if any of them were deleted meanwhile.
+
+        Args:
+            starts: (topic, partition) -> first offset, at least for the partitions in `ends`.
+            ends: (topic, partition) -> end offset (exclusive).
+            topic_ids: of these topics.
+            all_places: partitions of the consumer. If there is nothing to fetch, one of their topics is fetched
+                without offsets, so that a batch without messages is a table and a DataFrame as well.
+        """
+        parts = []
+        for topic in sorted({topic for topic, _ in ends} or {topic for topic, _ in list(all_partitions)[:1]}):
+            topic_ends = {partition: end for (name, partition), end in ends.items() if name == topic}
+            topic_starts = {partition: starts[topic, partition] for partition in topic_ends}
+            part = self.try_to_fetch(topic, topic_ids[topic], topic_starts, topic_ends)
+            if part is None:
+                return None
+            parts.append(part)
+        return parts
+
+    def try_to_fetch(
+        self, topic: str, topic_id: int, start: Mapping[int, int], end: Mapping[int, int]
+    ) -> FetchResult | None:
+        """Fetch ranges of a topic; None: some of them, or all of the topic, were deleted meanwhile."""
+        try:
+            fetched = self.fetch(topic, isolation=self.isolation, start=start, end=end)
+        except (OffsetOutOfRange, UnknownTopicOrPartition):
+            return None
+        return fetched if fetched.plan.topic_id == topic_id else None
+
+
+def divide_room(available: Mapping[K, int], room: int) -> dict[K, int]:
+    """Divide the room of a poll evenly among partitions, so that none starves and no room is wasted.
+
+    Room that a partition cannot use goes to the others. A remainder that does not divide goes to those named first.
+
+    Args:
+        available: partition -> offsets that it could use.
+        room: offsets to divide.
+
+    Returns:
+        Partition -> offsets, also for those that get none.
+    """
+    sizes = dict.fromkeys(available, 0)
+    unsatisfied = [partition for partition, count in available.items() if count > 0]
+    while room >= len(unsatisfied) > 0:
+        share = room // len(unsatisfied)
+        for partition in unsatisfied:
+            more = min(share, available[partition] - sizes[partition])
+            sizes[partition] += more
+            room -= more
+        unsatisfied = [partition for partition in unsatisfied if sizes[partition] < available[partition]]
+    for partition in unsatisfied[:room]:
+        sizes[partition] += 1
+    return sizes
+
+
+def cut_to_messages(
+    ends: Mapping[TopicPartition, int], parts: Iterable[FetchResult], max_records: int
+) -> dict[TopicPartition, int]:
+    """Return smaller `ends`, so that the parts have at most `max_records` messages, evenly from all partitions.
+
+    A partition that is cut ends at the first message that is left out.
+    """
+    offsets = {(part.plan.topic, partition): at for part in parts for partition, at in part.offsets().items()}
+    sizes = divide_room({tp: len(at) for tp, at in offsets.items()}, max_records)
+    return {**ends, **{tp: int(at[sizes[tp]]) for tp, at in offsets.items() if sizes[tp] < len(at)}}
+
+
+# The loop of a poll, and what a consumer's parts share.
+
+
+_PASSING_MS = 1_000
+"""How long a poll reads past offsets without visible messages, even if its timeout is shorter."""
+_SHORT_MS = 200
+"""A poll with a shorter timeout always looks for new steps. It must find every message that was acknowledged before the
+call, but might end before the leader's hint arrives. With a longer timeout the hint has this time to arrive."""
+_LATE_LOOK_MS = 20
+"""Longest rest of a poll whose time is over, while the messages that it has requested are on their way."""
+_MAX_PASSED = 16_384
+"""Most offsets without visible messages that one look reads past, unless `max_records` is larger."""
+
+
+class ConsumerLock(OwnLock):
+    """The lock that a consumer holds for every call of its parts. A callback of the consumer may take it again."""
+
+    def __init__(self) -> None:
+        super().__init__("This consumer", threading.RLock())
+        self.is_closed = False
+
+    def check_open(self) -> None:
+        """Raise IllegalState if the consumer is closed."""
+        if self.is_closed:
+            raise IllegalState("The consumer is closed.")
+
+
+@dataclass(frozen=True)
+class ConsumerParts:
+    """What the parts of one consumer share. Nothing here refers to the consumer, which would then never be garbage.
+
+    Attributes:
+        group: the group that the consumer reads for.
+        requester: sends requests to the sequencer.
+        fetcher: fetches the messages.
+        clock: the consumer's clock.
+        waiter: waits until messages may have come.
+        explain_transactions: names the open transactions that hold partitions back.
+        iteration_timeout_ms: `for message in consumer` ends when no message has come for so long; None: never.
+        lock: is held for every call of the parts, unless they say otherwise.
+    """
+
+    group: str
+    requester: Requester
+    fetcher: RangeFetcher
+    clock: Clock
+    waiter: StepWaiter
+    explain_transactions: ExplainTransactions
+    iteration_timeout_ms: int | None = None
+    lock: ConsumerLock = field(default_factory=ConsumerLock)
+
+
+class PollLoop(Generic[Batch]):
+    """Polls a reader. Thread-safe: the lock is taken for each look, and not while waiting."""
+
+    def __init__(
+        self, parts: ConsumerParts, reader: PartitionReader[Batch], waits_for_others: Callable[[], bool]
+    ) -> None:
+        """waits_for_others: as in `EndFinder`."""
+        self._lock, self._reader, self._clock, self._waiter = parts.lock, reader, parts.clock, parts.waiter
+        self._waits_for_others = waits_for_others
+
+    def poll(self, max_records: int, timeout_ms: int, poll_ms: int, is_patient: bool) -> Batch:
+        """Return the next messages; if none come before the timeout, an empty batch that says why.
+
+        Args:
+            max_records: the most messages of the batch.
+            timeout_ms: how long to wait for the first message.
+            poll_ms: how long to sleep before looking again.
+            is_patient: whether to wait longer for messages that members of other processes hold. A poll without a
+                timeout never waits for these.
+        """
+        max_records, poll_ms = (
+            parse_whole_number("max_records", max_records, 1),
+            parse_whole_number("poll_ms", poll_ms, 0),
+        )
+        begun_ms = self._clock.steady_ms()
+        deadline_ms = begun_ms + parse_whole_number("timeout_ms", timeout_ms, 0)
+        reader, passed, read_ahead = self._reader, None, 0
+        moves: Moves = {}
+        try:
+            while True:
+                if newest := self._waiter.needs_look() or timeout_ms < _SHORT_MS:
+                    self._waiter.reset()
+                with self._lock.own:
+                    reader.begin_poll(newest)
+                    while (batch := reader.read_next(max_records, moves, read_ahead)) is None:
+                        pass  # messages were deleted between looking and reading: look again
+                has_moved = bool(batch.offsets)
+                # The batch also has the next offset of partitions in which nothing was visible.
+                batch.offsets = passed = _follow(passed, batch.offsets)
+                if batch:
+                    self._waiter.note_arrival()
+                    return batch
+                read_ahead = min(4 * max(read_ahead, max_records), _MAX_PASSED) if has_moved else 0
+                end_ms = max(deadline_ms, begun_ms + _PASSING_MS) if has_moved else deadline_ms
+                if self._clock.steady_ms() >= end_ms and not reader.expects_messages(deadline_ms):
+                    if not (is_patient and timeout_ms and self._waits_for_others()):
+                        with self._lock.own:
+                            reader.explain_empty(batch)
+                        return batch
+                    # not the whole timeout again: it may be far longer than the others are waited for
+                    deadline_ms = self._clock.steady_ms() + min(timeout_ms, _PASSING_MS)
+                if not has_moved:
+                    left_ms = deadline_ms - self._clock.steady_ms()
+                    reader.rest(poll_ms, left_ms if left_ms > 0 else _LATE_LOOK_MS)
+        except BaseException:  # also an interrupt: the user has not seen these messages
+            with self._lock.own:
+                reader.undo_moves(moves)
+            raise
+
+    def close(self) -> None:
+        """Wait for no more messages."""
+        self._waiter.close()
+
+
+def _follow(passed: ConsumedOffsets | None, offsets: ConsumedOffsets) -> ConsumedOffsets:
+    return offsets if passed is None else passed.followed_by(offsets)
+
 
 # Iteration over a consumer: messages are polled many at a time, and count as read one by one as the loop gets them.
 

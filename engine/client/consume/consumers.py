@@ -32,11 +32,11 @@ from ..fetch.step_waiter import StepWaiter
 from ..groups.stalls import find_open_transactions
 from ..requests.follow_line import FollowLine
 from ..requests.requester import Requester
+from .consumer import ConsumerParts, RangeFetcher
 from .group_consumer import GroupConsumer, MemberConsumer, read_member_options
 from .membership import HeartbeatThread, Membership
 from .open_members import OpenMember
 from .options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS, RebalanceListener
-from .poll_loop import ConsumerParts, RangeFetcher
 from .position_consumer import AssignedConsumer, AssignedPartitions
 from .position_reader import Reset
 from .queue_consumer import QueueConsumer

@@ -17,13 +17,12 @@ from ..arguments import invalid_argument, parse_choice, parse_text, parse_texts,
 from ..groups.lag import PartitionProgress
 from ..offsets import TopicPartition
 from .batch import ConsumerBatch
-from .consumer import Consumer
+from .consumer import Consumer, ConsumerParts, PartitionReader
 from .member import Member, PositionMember
 from .membership import MemberOptions, Membership
 from .membership_view import Pattern
 from .open_members import OpenMember
 from .options import CONSUMER, MAX_CLIENT_ID, RebalanceListener
-from .poll_loop import ConsumerParts, PartitionReader
 from .position_consumer import PositionConsumer
 from .position_reader import PositionReader, Reset
 from .progress import OWN, Ends, Remainder, find_remainder_by_group

@@ -15,10 +15,10 @@ from ...protocol.values.offsets import OffsetCommit
 from ..fetch.plan import Bounds
 from ..offsets import ConsumedOffsets, TopicPartition
 from .batch import ConsumerBatch, Ownership, PollOutcome
+from .consumer import ConsumerLock
 from .membership import Membership
 from .membership_view import MembershipView, OwnedPartition, Pattern
 from .options import RebalanceListener
-from .poll_loop import ConsumerLock
 from .position_reader import PositionReader, Positions, ReadPosition
 
 OwnedPartitions = Mapping[TopicPartition, OwnedPartition]

@@ -20,8 +20,7 @@ from ..offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ..requests.requester import ask_with_retries
 from ..tracing import traces_commit
 from .batch import ConsumerBatch, Ownership, PollOutcome
-from .consumer import Consumer, find_offsets_to_commit
-from .poll_loop import ConsumerLock, ConsumerParts
+from .consumer import Consumer, ConsumerLock, ConsumerParts, find_offsets_to_commit
 from .position_reader import Partitions, PositionReader, Positions, Reset
 from .progress import Ends, Remainder, find_remainder_by_positions
 

@@ -7,16 +7,16 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
-from ...protocol.errors import IllegalState, LakeMQError, NoOffsetForPartition, OffsetOutOfRange
+from ...protocol.errors import LakeMQError, NoOffsetForPartition, OffsetOutOfRange
 from ...protocol.values.assignments import TopicIdPartition
 from ...protocol.values.offsets import OffsetCommit
-from ..arguments import parse_choice, parse_partition, parse_partition_offsets, parse_topic_name, parse_whole_number
+from ..arguments import parse_choice, parse_partition_offsets, parse_whole_number
 from ..fetch.fetch_result import Message
 from ..fetch.plan import Bounds
 from ..offsets import ConsumedOffsets, TopicPartition
 from .batch import ConsumerBatch, Ownership, PollOutcome
+from .consumer import ConsumerParts, Moves, check_assignment, cut_to_messages, divide_room
 from .options import Beginning, log_beginnings
-from .poll_loop import ConsumerParts, Moves, cut_to_messages, divide_room
 
 # The positions of a consumer: the offset at which it reads on in each of its partitions.
 
@@ -146,14 +146,6 @@ class Positions:
             if self.by_partition[tp].offset is None and not self.by_partition[tp].is_new:
                 beginnings.setdefault(tp[0], Beginning()).add(bounds[tp].first, start, bounds[tp].end)
         log_beginnings(self._group, beginnings)
-
-
-def check_assignment(tp: TopicPartition, topic_partitions: Container[TopicPartition]) -> None:
-    """Raise IllegalState unless the partition is one of `topic_partitions`."""
-    parse_topic_name("topic", tp[0])
-    parse_partition(tp[1])
-    if tp not in topic_partitions:
-        raise IllegalState("The partition is not assigned to this consumer.", found=f"{tp[0]}-{tp[1]}")
 
 
 # The messages of a poll that a loop has not got yet, for a consumer that has positions.

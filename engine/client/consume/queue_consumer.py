@@ -24,16 +24,12 @@ from ..fetch.fetch_result import Message
 from ..offsets import ConsumedOffsets, TopicPartition
 from ..tracing import open_commit_span, traces_commit
 from .ack_sender import LONGEST_WAIT_MS, AckSender, can_send_again
-from .ack_tracker import AckTracker
-from .batch import ConsumerBatch
-from .consumer import find_offsets_to_commit
+from .batch import ConsumerBatch, Messages, QueueBatch, shorten_error, spans_of_messages
+from .consumer import ConsumerParts, check_assignment, find_offsets_to_commit
 from .group_consumer import GroupEnds, Joined, MemberConsumer
 from .membership import Membership
 from .options import RebalanceListener
-from .poll_loop import ConsumerParts
-from .position_reader import check_assignment
-from .queue_batch import Messages, QueueBatch, shorten_error, spans_of_messages
-from .queue_poll import DeliveryPlanner
+from .queue_poll import AckTracker, DeliveryPlanner
 from .queue_reader import QueueMember, QueueReader
 
 _SEND_EVERY_MS = 50

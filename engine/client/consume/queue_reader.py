@@ -10,22 +10,19 @@ from functools import partial
 from typing import Any
 
 from ...protocol.errors import FencedMemberEpoch, IllegalState, LakeMQError, RequestTimedOut
-from ...protocol.values.deliveries import Acknowledgement, AckOutcome, WantedMessages
+from ...protocol.values.deliveries import Acknowledgement, AckOutcome, Stretch, WantedMessages
 from ...protocol.values.groups import Assigned
-from ...protocol.values.stretches import Stretch
 from ..fetch.fetch_result import Message
 from ..offsets import ConsumedMessages, ConsumedOffsets, Spans, TopicPartition
 from .ack_sender import LONGEST_WAIT_MS, AckSender, invalid_error, raise_chain
-from .ack_tracker import AckTracker, DeliverySpan
-from .batch import ConsumerBatch
+from .batch import ConsumerBatch, DeliverySpan, Messages, QueueBatch, spans_of_messages
+from .consumer import ConsumerParts, Moves
 from .member import Member, OwnedPartitions
 from .membership import Membership
 from .membership_view import MembershipView, OwnedPartition
 from .options import RebalanceListener
-from .poll_loop import ConsumerParts, Moves
 from .position_reader import find_held_back
-from .queue_batch import Messages, QueueBatch, spans_of_messages
-from .queue_poll import DeliveryPlanner
+from .queue_poll import AckTracker, DeliveryPlanner
 
 log = logging.getLogger("lakemq.consumer")
 

@@ -14,9 +14,8 @@ from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle, sel
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
 from ...protocol.values.assignments import TopicIdPartition
-from ...protocol.values.deliveries import Deliveries, DeliveryPolicy
+from ...protocol.values.deliveries import Deliveries, DeliveryPolicy, DeliveryStatus
 from ...protocol.values.state import State
-from ...protocol.values.stretches import DeliveryStatus
 from ..offsets import TopicPartition
 
 LagOrigin = Literal["committed", "start", "log_start"]

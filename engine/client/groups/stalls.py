@@ -8,9 +8,8 @@ from typing import Literal, NamedTuple
 
 from ...protocol.codec.beat import FencedMember, OverdueMember
 from ...protocol.values.assignments import Group, GroupMember, PartitionStatus, TopicIdPartition
-from ...protocol.values.deliveries import MAX_STRETCHES, Deliveries, DeliveryPolicy
+from ...protocol.values.deliveries import MAX_STRETCHES, Deliveries, DeliveryPolicy, DeliveryStatus
 from ...protocol.values.state import State
-from ...protocol.values.stretches import DeliveryStatus
 from ...protocol.values.transactions import Transaction
 from ..arguments import format_time
 from .lag import PartitionLag

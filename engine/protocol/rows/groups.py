@@ -21,12 +21,20 @@ from lakemq.tables.specs.groups import (
 )
 
 from ..values.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, TopicIdPartition
-from ..values.deliveries import ABORTED, BY_MEMBER, COMMITTED, Deliveries, MessagesSettled
+from ..values.deliveries import (
+    ABORTED,
+    BY_MEMBER,
+    COMMITTED,
+    DeathReason,
+    Deliveries,
+    DeliveryStatus,
+    MessagesSettled,
+    Stretch,
+)
 from ..values.groups import Move, PartitionsGone, PartitionsMoved
 from ..values.journal import PlacedEntry, Step, StepBatch
 from ..values.offsets import CommittedOffset
 from ..values.state import State
-from ..values.stretches import DeathReason, DeliveryStatus, Stretch
 from . import Project, Restore, list_changed, map_change_times
 
 _configs = msgspec.json.Decoder(dict[str, Any])

@@ -15,10 +15,9 @@ from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, To
 
 from ..parameters import SchemaVersion
 from ..values.dead_letters import REDRIVE
-from ..values.deliveries import Deliveries
+from ..values.deliveries import Deliveries, DeliveryStatus, Stretch
 from ..values.journal import StepBatch
 from ..values.state import Changes, DeletedTopic, State
-from ..values.stretches import DeliveryStatus, Stretch
 from ..values.topics import MAX_PARTITIONS, Topic
 from . import Project, Restore, groups, list_changed
 

@@ -18,12 +18,11 @@ from lakemq.tables.specs.transactions import (
     TransactionalIdRow,
 )
 
-from ..values.deliveries import MessageRanges
+from ..values.deliveries import MessageRanges, Range
 from ..values.journal import StepBatch
 from ..values.offsets import OffsetCommit
 from ..values.producers import ProducerState
 from ..values.state import State
-from ..values.stretches import Range
 from ..values.transactions import (
     EndedTransaction,
     EndReason,

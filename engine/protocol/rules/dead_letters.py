@@ -35,12 +35,21 @@ from ..values.dead_letters import (
     decode_cause,
 )
 from ..values.decision import Decision, DecisionInputs
-from ..values.deliveries import DEAD_LETTERS, NO_MESSAGES, Deliveries, MessagesSettled, SettledMessages
+from ..values.deliveries import (
+    DEAD_LETTERS,
+    NO_MESSAGES,
+    Deliveries,
+    DeliveryStatus,
+    MessagesSettled,
+    Range,
+    SettledMessages,
+    Stretch,
+    stretches_to_ranges,
+)
 from ..values.journal import JournalEntry
 from ..values.log import FilesAdded
 from ..values.segments import NO_SEGMENTS, Segments, build_segments
 from ..values.state import State
-from ..values.stretches import DeliveryStatus, Range, Stretch, stretches_to_ranges
 from ..values.topics import CreateTopic, Topic, TopicCreated
 from .deliveries import check_ranges, settle_messages
 from .timers import Folds, Rules, Timers

@@ -25,33 +25,31 @@ from ..values.base import Done, Record
 from ..values.decision import Decision, DecisionInputs
 from ..values.deliveries import (
     BY_MEMBER,
+    DELIVERY_TRANSITIONS,
     MAX_RANGES,
     Acknowledge,
     Acknowledgement,
     AcknowledgementsJudged,
     AckOutcome,
     Acquire,
+    DeathReason,
     Deliveries,
+    DeliveryEvent,
     DeliveryPolicy,
+    DeliveryStatus,
     MessageRanges,
     MessagesAcquired,
     MessagesPassed,
     MessagesSettled,
+    Range,
     SettledMessages,
+    Stretch,
     WantedMessages,
+    stretches_to_ranges,
 )
 from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
-from ..values.stretches import (
-    DELIVERY_TRANSITIONS,
-    DeathReason,
-    DeliveryEvent,
-    DeliveryStatus,
-    Range,
-    Stretch,
-    stretches_to_ranges,
-)
 from .reconciling import find_start_offset
 from .redelivery import give_back, let_die
 from .timers import Folds, Rules, Timers

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..values.assignments import Assignment, Group, PartitionStatus, TopicIdPartition
 from ..values.base import Record
+from ..values.deliveries import DeliveryStatus, stretches_to_ranges
 from ..values.groups import (
     MemberLeft,
     MemberMissed,
@@ -23,7 +24,6 @@ from ..values.groups import (
 )
 from ..values.journal import JournalEntry
 from ..values.state import State
-from ..values.stretches import DeliveryStatus, stretches_to_ranges
 from ..values.topics import Topic
 from ..values.transactions import TransactionFailed
 from .redelivery import give_back_partitions

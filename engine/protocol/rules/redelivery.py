@@ -9,9 +9,19 @@ from collections.abc import Iterable, Sequence
 
 from ..values.assignments import Group, TopicIdPartition
 from ..values.base import Record
-from ..values.deliveries import ABORTED, COMMITTED, DeliveryPolicy, MessageRanges, MessagesSettled, SettledMessages
+from ..values.deliveries import (
+    ABORTED,
+    COMMITTED,
+    DeathReason,
+    DeliveryPolicy,
+    DeliveryStatus,
+    MessageRanges,
+    MessagesSettled,
+    SettledMessages,
+    Stretch,
+    stretches_to_ranges,
+)
 from ..values.state import State
-from ..values.stretches import DeathReason, DeliveryStatus, Stretch, stretches_to_ranges
 
 
 def give_back(

@@ -8,9 +8,8 @@ from functools import lru_cache
 import msgspec
 
 from .base import Count, GroupRecord, Number, Request, Result, TopicRecord, Transitions
-from .deliveries import SettledMessages
+from .deliveries import DeliveryStatus, Range, SettledMessages
 from .log import DataFile
-from .stretches import DeliveryStatus, Range
 
 REDRIVE = ""
 """Stands for a group in places that concern redriven dead letters. No group has this name."""
