@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from lakemq.tables.specs.groups import (
     CONSUMER_OFFSETS,
     GROUPS,
     MEMBERS,
+    AssignmentRow,
     ConsumerOffsetRow,
     GroupRow,
     MemberRow,
@@ -35,9 +37,17 @@ from ..values.groups import Move, PartitionsGone, PartitionsMoved
 from ..values.journal import PlacedEntry, Step, StepBatch
 from ..values.offsets import CommittedOffset
 from ..values.state import State
-from . import Project, Restore, list_changed, map_change_times
+from . import Project, Restore, copy_fields, find_shared_fields, list_changed, map_change_times
 
 _configs = msgspec.json.Decoder(dict[str, Any])
+
+
+# A row has most of its columns from the thing that it stores, under the same names.
+_GROUP_FIELDS = find_shared_fields(GroupRow, Group, "config")
+_MEMBER_FIELDS = find_shared_fields(MemberRow, GroupMember, "topics", "assignors")
+_ASSIGNMENT_FIELDS = find_shared_fields(AssignmentRow, Assignment)
+_COMMIT_FIELDS = find_shared_fields(ConsumerOffsetRow, CommittedOffset)
+_NO_MEMBER = GroupMember("", 0, (), None, None, 0, 0, "", 0)
 
 
 def _project_groups(state: State, steps: StepBatch) -> pa.Table:
@@ -49,22 +59,14 @@ def _build_group_row(state: State, name: str) -> GroupRow:
     group = existing or Group(name)
     return GroupRow(
         step=state.step,
-        group=group.group,
         shard=state.shards.of_group(group.group),
         protocol=group.setting("group.protocol"),
         state=(group.status if existing else GroupStatus.DEAD).value,
-        generation=group.generation,
         leader=group.leader.member_id if group.leader else None,
-        assignor=group.assignor,
-        problem=group.problem,
         config=msgspec.json.encode(group.config).decode(),
-        group_epoch=group.group_epoch,
-        target_epoch=group.target_epoch,
-        settled_epoch=group.settled_epoch,
-        not_before_ms=group.not_before_ms,
         configured=group.is_configured,
-        empty_since_ms=group.empty_since_ms,
         removed=existing is None,
+        **copy_fields(group, _GROUP_FIELDS),
     )
 
 
@@ -73,25 +75,15 @@ def _project_members(state: State, steps: StepBatch) -> pa.Table:
 
 
 def _build_member_row(state: State, group: str, member_id: str) -> MemberRow:
-    member = state.groups.get(group, Group(group)).members.get(member_id)
+    existing = state.groups.get(group, Group(group)).members.get(member_id)
+    member = existing or replace(_NO_MEMBER, member_id=member_id)
     return MemberRow(
         step=state.step,
         group=group,
-        member_id=member_id,
-        number=member.number if member else 0,
-        instance_id=member.instance_id if member else None,
-        topics=list(member.topics) if member else [],
-        pattern=member.pattern if member else None,
-        session_timeout_ms=member.session_timeout_ms if member else 0,
-        max_poll_interval_ms=member.max_poll_interval_ms if member else 0,
-        auto_offset_reset=member.auto_offset_reset if member else "",
-        joined_at_ms=member.joined_at_ms if member else 0,
-        client_id=member.client_id if member else None,
-        host=member.host if member else None,
-        process_id=member.process_id if member else None,
-        assignors=list(member.assignors) if member else [],
-        process=member.process if member else "",
-        removed=member is None,
+        topics=list(member.topics),
+        assignors=list(member.assignors),
+        removed=existing is None,
+        **copy_fields(member, _MEMBER_FIELDS),
     )
 
 
@@ -107,18 +99,10 @@ def _project_assignments(state: State, steps: StepBatch) -> pa.Table:
         step=[state.step] * len(changed),
         group=[group for group, _ in changed],
         topic_id=[topic_id for _, (topic_id, _) in changed],
-        topic=[assignment.topic for assignment in assignments],
         partition=[partition for _, (_, partition) in changed],
         state=[assignment.status for assignment in assignments],
-        owner=[assignment.owner for assignment in assignments],
-        target=[assignment.target for assignment in assignments],
-        epoch=[assignment.epoch for assignment in assignments],
-        start_offset=[assignment.start_offset for assignment in assignments],
-        since_ms=[assignment.since_ms for assignment in assignments],
-        reason=[assignment.reason for assignment in assignments],
-        lost_by=[assignment.lost_by for assignment in assignments],
-        deleted_count=[assignment.deleted_count for assignment in assignments],
         removed=[assignment is None for assignment in existing],
+        **{name: [getattr(assignment, name) for assignment in assignments] for name in _ASSIGNMENT_FIELDS},
     )
 
 
@@ -207,39 +191,15 @@ def _count_redeliveries(step: Step) -> dict[tuple[str, TopicIdPartition], int]:
 
 def _restore_groups(state: State, rows: pa.Table) -> None:
     for row in GROUPS.rows(rows):
-        state.groups[row.group] = Group(
-            row.group,
-            _configs.decode(row.config),
-            row.group_epoch,
-            row.target_epoch,
-            row.settled_epoch,
-            row.generation,
-            row.assignor,
-            row.problem,
-            row.not_before_ms,
-            is_configured=row.configured,
-            empty_since_ms=row.empty_since_ms,
-        )
+        config = _configs.decode(row.config)
+        state.groups[row.group] = Group(config=config, is_configured=row.configured, **copy_fields(row, _GROUP_FIELDS))
 
 
 def _restore_members(state: State, rows: pa.Table) -> None:
     for row in MEMBERS.rows(rows):
         group = state.groups[row.group]
         group.members[row.member_id] = GroupMember(
-            row.member_id,
-            row.number,
-            tuple(row.topics),
-            row.pattern,
-            row.instance_id,
-            row.session_timeout_ms,
-            row.max_poll_interval_ms,
-            row.auto_offset_reset,
-            row.joined_at_ms,
-            row.client_id,
-            row.host,
-            row.process_id,
-            tuple(row.assignors or ()),
-            row.process,
+            topics=tuple(row.topics), assignors=tuple(row.assignors or ()), **copy_fields(row, _MEMBER_FIELDS)
         )
         if row.instance_id is not None:
             group.instances[row.instance_id] = row.member_id
@@ -247,20 +207,8 @@ def _restore_members(state: State, rows: pa.Table) -> None:
 
 def _restore_assignments(state: State, rows: pa.Table) -> None:
     for row in ASSIGNMENTS.rows(rows):
-        group, tp = state.groups[row.group], (row.topic_id, row.partition)
-        assignment = Assignment(
-            row.topic,
-            row.start_offset,
-            PartitionStatus(row.state),
-            row.owner,
-            row.epoch,
-            row.target,
-            row.since_ms,
-            row.reason,
-            row.lost_by,
-            row.deleted_count,
-        )
-        group.add_partition(tp, assignment)
+        assignment = Assignment(status=PartitionStatus(row.state), **copy_fields(row, _ASSIGNMENT_FIELDS))
+        state.groups[row.group].add_partition((row.topic_id, row.partition), assignment)
     for name in state.groups:
         state.index_group(name)
     # the last step may have left moves to the next one
@@ -311,19 +259,16 @@ def _build_row(state: State, group: str, tp: TopicIdPartition, at_ms: int, shard
         committed_offset=committed.offset if committed else 0,
         ranges=None if deliveries is None else [stretch_to_row(stretch) for stretch in deliveries.stretches],
         silent_since_ms=0 if deliveries is None else deliveries.silent_since_ms,
-        metadata=committed.metadata if committed else None,
-        committed_at_ms=committed.committed_at_ms if committed else at_ms,
-        deleted_count=committed.deleted_count if committed else 0,
-        expired_count=committed.expired_count if committed else 0,
         shard=shard,
         removed=committed is None,
+        **copy_fields(committed or CommittedOffset(0, None, at_ms), _COMMIT_FIELDS),
     )
 
 
 def _restore_offsets(state: State, rows: pa.Table) -> None:
     for row in CONSUMER_OFFSETS.rows(rows):
-        tp, counts = (row.topic_id, row.partition), (row.deleted_count, row.expired_count)
-        committed = CommittedOffset(row.committed_offset, row.metadata, row.committed_at_ms, *counts)
+        tp = row.topic_id, row.partition
+        committed = CommittedOffset(row.committed_offset, **copy_fields(row, _COMMIT_FIELDS))
         state.offsets.setdefault(row.group, {})[tp] = committed
         if row.ranges is not None:
             deliveries = state.deliveries.setdefault(row.group, {})

@@ -7,6 +7,7 @@ from functools import cache
 from itertools import chain, compress
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +26,6 @@ from ..values.producers import ProducerState
 from ..values.state import State
 from ..values.transactions import (
     EndedTransaction,
-    EndReason,
     MarkersWritten,
     Transaction,
     TransactionMoved,
@@ -40,17 +40,8 @@ def _project_ids(state: State, steps: StepBatch) -> pa.Table:
 
 
 def _build_id_row(state: State, name: str, at_ms: int) -> TransactionalIdRow:
-    transaction, ended = state.transactions.get(name), None
-    removed = transaction is None
-    if transaction is None:
-        transaction = Transaction(0, 0, 0, TransactionStatus.DEAD, at_ms)
-    elif transaction.ended is not None:
-        ended = {
-            "producer_id": transaction.ended.producer_id,
-            "producer_epoch": transaction.ended.producer_epoch,
-            "committed": transaction.ended.committed,
-            "reason": transaction.ended.reason.value,
-        }
+    existing = state.transactions.get(name)
+    transaction = existing or Transaction(0, 0, 0, TransactionStatus.DEAD, at_ms)
     return TransactionalIdRow(
         step=state.step,
         transactional_id=name,
@@ -76,10 +67,10 @@ def _build_id_row(state: State, name: str, at_ms: int) -> TransactionalIdRow:
         ],
         part_count=transaction.part_count,
         error=transaction.error,
-        ended=ended,
+        ended=msgspec.to_builtins(transaction.ended),
         batch_id=transaction.batch_id,
         seen_at_ms=transaction.seen_at_ms,
-        removed=removed,
+        removed=existing is None,
     )
 
 
@@ -108,10 +99,6 @@ def _restore(state: State, rows: pa.Table) -> None:
 
 
 def _row_to_transaction(row: TransactionalIdRow) -> Transaction:
-    ended = row.ended
-    if ended is not None:
-        reason = EndReason(ended["reason"])
-        ended = EndedTransaction(ended["producer_id"], ended["producer_epoch"], ended["committed"], reason)
     acknowledged: dict[str, list[MessageRanges]] = {}
     for part_row in row.acknowledged:
         ranges = [(part["first_offset"], part["record_count"]) for part in part_row["ranges"]]
@@ -133,7 +120,7 @@ def _row_to_transaction(row: TransactionalIdRow) -> Transaction:
         row.part_count,
         acknowledged,
         row.error,
-        ended,
+        msgspec.convert(row.ended, EndedTransaction | None),
         row.batch_id,
     )
 
