@@ -14,7 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.rows.message_columns import COLUMNS
+from lakemq.engine.client.rows.input_rows import COLUMNS
 from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import IllegalState, NotLeader

@@ -2,7 +2,7 @@
 
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.step_reader import follow_from_watermark
-from lakemq.engine.protocol.codec.journal import decode_steps
+from lakemq.engine.protocol.codec.steps import decode_steps
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.storage.delta.store import Store

@@ -16,9 +16,14 @@ from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.waiting_rows import DueRun
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec.few_rows import Rows
-from lakemq.engine.protocol.codec.journal import decode_steps, encode_steps
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_letter
-from lakemq.engine.protocol.codec.step_object import StepHead, decode_step_object, encode_step_object
+from lakemq.engine.protocol.codec.steps import (
+    StepHead,
+    decode_step_object,
+    decode_steps,
+    encode_step_object,
+    encode_steps,
+)
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules import clients
 from lakemq.engine.protocol.rules.timers import ObservedWaits, Time

@@ -34,8 +34,7 @@ from .producer.producers import ProducerFactory
 from .producer.record_producer import RecordProducer
 from .publish.arrow import ArrowPublisher, KeylessRoundRobin, RowPublisher, parse_application
 from .quality.gate import Gates
-from .requests.direct_line import DirectLine
-from .requests.follow_line import FollowLine
+from .requests.direct_line import DirectLine, FollowLine
 from .requests.requester import Requester
 from .rows.publication import ON_ERROR, OnError, Publication
 from .rows.receipts import PublishedRows

@@ -38,7 +38,7 @@ from ..namespace.data_file import is_expected_file, read_file_facts, read_footer
 from ..namespace.load import BEGINNING, shards_from
 from ..namespace.step_reader import Snapshot
 from ..protocol import machine
-from ..protocol.codec.journal import decode_steps_after
+from ..protocol.codec.steps import decode_steps_after
 from ..protocol.errors import StepTooOld
 from ..protocol.hashing import Partitioner, partition_keys
 from ..protocol.projection import PROJECT, RESTORED, project, restore

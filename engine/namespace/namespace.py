@@ -21,7 +21,7 @@ from lakemq.tables.storage.object_stores.files import Files, LocalFiles, open_fi
 from lakemq.tables.storage.object_stores.local_files import share_with_group
 from lakemq.tables.storage.object_stores.store_options import hide_secrets
 
-from ..protocol.codec.step_object import StepHead, encode_step_object
+from ..protocol.codec.steps import StepHead, encode_step_object
 from ..protocol.errors import NamespaceError, NewerFormat, flatten_error, is_unreachable, storage_error
 from ..protocol.values.journal import FORMAT_VERSION, Step
 from .config import EngineConfig

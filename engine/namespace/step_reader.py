@@ -24,7 +24,7 @@ from lakemq.tables.storage.coordination.step_objects import StepFollower, StepLo
 from lakemq.tables.storage.delta.catalog import Moment
 from lakemq.tables.storage.delta.store import Store, TableHandle
 
-from ..protocol.codec.step_object import StepHead, decode_head, decode_step_object
+from ..protocol.codec.steps import StepHead, decode_head, decode_step_object
 from ..protocol.errors import InconsistentClusterId, InvalidRequest, NewerFormat, StepTooOld, TableDamaged
 from ..protocol.values.journal import Step, is_renewal
 from .clock import SystemClock

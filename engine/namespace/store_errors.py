@@ -18,7 +18,7 @@ from lakemq.tables.storage.delta.store import DamagedFile, NewerTable, NotATable
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.object_stores.objects import RootGone
 
-from ..protocol.codec.step_object import decode_head
+from ..protocol.codec.steps import decode_head
 from ..protocol.errors import (
     InconsistentClusterId,
     NamespaceError,

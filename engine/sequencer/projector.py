@@ -52,7 +52,7 @@ from ..namespace.data_file import (
 )
 from ..namespace.load import check_versions, least_versions, read_watermark
 from ..namespace.store_errors import make_damage_error
-from ..protocol.codec.journal import decode_step_rows, encode_steps
+from ..protocol.codec.steps import decode_step_rows, encode_steps
 from ..protocol.errors import FileTruncated, NotLeader, StorageError
 from ..protocol.projection import project
 from ..protocol.rows.clients import build_watermark

@@ -25,7 +25,7 @@ from ..namespace.clock import Clock
 from ..namespace.data_file import file_name, read_file_facts, write_data_file
 from ..protocol import machine
 from ..protocol.codec.few_rows import Rows, rows_to_table
-from ..protocol.codec.journal import encode_step_rows, join_step_rows
+from ..protocol.codec.steps import encode_step_rows, join_step_rows
 from ..protocol.errors import StorageError
 from ..protocol.rules.clients import decide_renew
 from ..protocol.rules.timers import Time

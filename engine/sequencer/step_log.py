@@ -26,7 +26,7 @@ from lakemq.tables.storage.coordination.step_objects import list_steps, step_nam
 from lakemq.tables.storage.object_stores.files import Files
 
 from ..namespace import crash
-from ..protocol.codec.step_object import StepHead, decode_head, encode_step_object
+from ..protocol.codec.steps import StepHead, decode_head, encode_step_object
 from ..protocol.errors import NotLeader
 from ..protocol.values.journal import FORMAT_VERSION, Step
 

@@ -18,7 +18,7 @@ from protocol_harness import letter_bytes
 
 import lakemq
 from lakemq.engine.client.rows.body import build_arrow_body
-from lakemq.engine.client.rows.message_columns import read_columns
+from lakemq.engine.client.rows.input_rows import read_columns
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import BODY_SCHEMA, new_file_id
 from lakemq.engine.protocol.codec.letter import decode_answer

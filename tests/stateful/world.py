@@ -32,8 +32,8 @@ from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.step_reader import StepReader, follow_from_watermark
-from lakemq.engine.protocol.codec.journal import decode_steps
 from lakemq.engine.protocol.codec.letter import decode_answer
+from lakemq.engine.protocol.codec.steps import decode_steps
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.kinds import AnyRequest

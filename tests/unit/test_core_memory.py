@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.codec.journal import encode_steps
+from lakemq.engine.protocol.codec.steps import encode_steps
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.base import Request
 from lakemq.engine.protocol.values.clients import Letter

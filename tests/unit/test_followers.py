@@ -20,8 +20,7 @@ from lakemq.engine.client.fetch import step_waiter
 from lakemq.engine.client.fetch.fetcher import Fetcher
 from lakemq.engine.client.fetch.log_reader import REBASE_MS, Reader
 from lakemq.engine.client.fetch.step_waiter import StepWaiter
-from lakemq.engine.client.requests.direct_line import DirectLine
-from lakemq.engine.client.requests.follow_line import FollowLine
+from lakemq.engine.client.requests.direct_line import DirectLine, FollowLine
 from lakemq.engine.namespace.line_frames import FollowFrameKind, Frame, Hello, encode_frame, encode_number_frame
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.sequencer.sequencer import Sequencer

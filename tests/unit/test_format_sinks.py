@@ -17,8 +17,7 @@ from unit.served import new_name, new_topic, values, wait_for_files
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.format.publishing import BY_COLUMN
-from lakemq.engine.client.format.source import LakeMQDataSource
-from lakemq.engine.client.format.writers import BatchWriter, StreamWriter
+from lakemq.engine.client.format.source import BatchWriter, LakeMQDataSource, StreamWriter
 from lakemq.errors import (
     InvalidConfig,
     InvalidRecord,

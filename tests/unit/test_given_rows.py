@@ -11,7 +11,7 @@ from unit.served import new_topic, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.rows.message_columns import read_columns
+from lakemq.engine.client.rows.input_rows import read_columns
 from lakemq.errors import InvalidConfig, InvalidRecord, InvalidRequest
 
 

@@ -19,7 +19,7 @@ from unit.test_lines import ADDRESS, HELLO, Client, Leader
 
 import lakemq
 from lakemq.engine.client.consume.membership import HeartbeatThread
-from lakemq.engine.client.requests.follow_line import BEAT_SEEN_MS, REDIAL_MS, FollowLine
+from lakemq.engine.client.requests.direct_line import BEAT_SEEN_MS, REDIAL_MS, FollowLine
 from lakemq.engine.namespace.line_frames import (
     FollowFrameKind,
     Frame,

@@ -15,7 +15,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import tail
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import read_file_facts, write_data_file
-from lakemq.engine.protocol.codec.journal import decode_step_rows
+from lakemq.engine.protocol.codec.steps import decode_step_rows
 from lakemq.engine.protocol.rows.log import collect_journaled_rows
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import RowsJournaled

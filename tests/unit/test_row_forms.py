@@ -15,7 +15,7 @@ from lakemq.engine.client.requests.requester import PendingRequest, build_letter
 from lakemq.engine.client.rows.body import ArrowBody, Body, build_arrow_body
 from lakemq.engine.client.rows.delay_rule import DelayRule
 from lakemq.engine.client.rows.few_rows import FEW_BYTES, FEW_ROWS, FewBody, Records, build_body, build_few_body
-from lakemq.engine.client.rows.message_columns import list_columns, read_columns
+from lakemq.engine.client.rows.input_rows import list_columns, read_columns
 from lakemq.engine.client.rows.placing import FIRST_FAILED, Copy, RequestedPartitions
 from lakemq.engine.client.schemas import SchemaRule
 from lakemq.engine.protocol.codec.few_rows import rows_to_table

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from stateful.runs import runs
 
-from lakemq.engine.protocol.codec.step_object import decode_head, decode_step_object
+from lakemq.engine.protocol.codec.steps import decode_head, decode_step_object
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced

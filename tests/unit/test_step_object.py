@@ -14,7 +14,7 @@ from unit.protocol_values import counts, records, segments, texts
 
 from lakemq.engine.client.requests.requester import PendingRequest, build_letter
 from lakemq.engine.protocol import errors
-from lakemq.engine.protocol.codec import journal
+from lakemq.engine.protocol.codec import steps as codec
 from lakemq.engine.protocol.codec.few_rows import (
     MAX_FEW_BYTES,
     FewRows,
@@ -22,21 +22,19 @@ from lakemq.engine.protocol.codec.few_rows import (
     encode_few_rows,
     rows_to_table,
 )
-from lakemq.engine.protocol.codec.journal import (
-    decode_step_rows,
-    decode_steps,
-    decode_steps_after,
-    encode_step_rows,
-    encode_steps,
-    join_step_rows,
-)
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_rows
-from lakemq.engine.protocol.codec.step_object import (
+from lakemq.engine.protocol.codec.steps import (
     StepHead,
     add_checksum,
     decode_head,
     decode_step_object,
+    decode_step_rows,
+    decode_steps,
+    decode_steps_after,
     encode_step_object,
+    encode_step_rows,
+    encode_steps,
+    join_step_rows,
 )
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, Letter
@@ -223,10 +221,10 @@ def test_one_row_takes_a_fraction_of_the_bytes_of_an_arrow_stream() -> None:
 
 def test_rows_whose_msgpack_readers_would_refuse_become_an_arrow_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_rows(b"x" * 1000)
-    assert not encode_step_rows(rows).startswith(journal._ARROW_START)
-    monkeypatch.setattr(journal, "MAX_FEW_BYTES", 1000)
+    assert not encode_step_rows(rows).startswith(codec._ARROW_START)
+    monkeypatch.setattr(codec, "MAX_FEW_BYTES", 1000)
     body = encode_step_rows(rows)
-    assert body.startswith(journal._ARROW_START)
+    assert body.startswith(codec._ARROW_START)
     assert decode_step_rows([body]).equals(rows_to_table([rows]))
 
 

@@ -30,10 +30,11 @@ from lakemq.engine.client.requests.direct_line import (
     BAD_LINE_MS,
     LONGEST_PAUSE_MS,
     PATIENCE_MS,
+    SHORTEST_DIAL_MS,
     DirectLine,
+    FollowLine,
     connect_to_leader,
 )
-from lakemq.engine.client.requests.follow_line import SHORTEST_DIAL_MS, FollowLine
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.line_frames import (
     FrameKind,

@@ -30,7 +30,7 @@ from ..fetch.plan import Bounds, Isolation, check_isolation
 from ..fetch.rows import RowGroupCache
 from ..fetch.step_waiter import StepWaiter
 from ..groups.stalls import find_open_transactions
-from ..requests.follow_line import FollowLine
+from ..requests.direct_line import FollowLine
 from ..requests.requester import Requester
 from .consumer import ConsumerParts, RangeFetcher
 from .group_consumer import GroupConsumer, MemberConsumer, read_member_options

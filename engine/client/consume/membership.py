@@ -27,7 +27,7 @@ from ..fetch.plan import Isolation
 from ..groups.lag import GroupProgress, read_progress
 from ..groups.stalls import Stall, find_queue_stalls
 from ..offsets import TopicPartition
-from ..requests.follow_line import FollowLine
+from ..requests.direct_line import FollowLine
 from ..requests.requester import Requester
 from .membership_view import MembershipView, OwnedPartition, Pattern, Subscription, ViewBuilder
 from .open_members import OpenMember, describe_holders

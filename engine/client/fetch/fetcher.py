@@ -26,7 +26,7 @@ from ...protocol.projection import MEMBERS, READERS
 from ...protocol.values.state import State
 from ...protocol.values.topics import TopicDeleted
 from ..arguments import format_time
-from ..requests.follow_line import FollowLine
+from ..requests.direct_line import FollowLine
 from ..schemas import SchemaRule
 from ..schemas.topic_schema import find_reading_rule
 from .fetch_result import FetchResult

@@ -18,7 +18,7 @@ from lakemq.tables.storage.object_stores.inotify import Watch
 
 from ...namespace.clock import Clock
 from ...namespace.folder_waiter import FolderWaiter
-from ..requests.follow_line import FollowLine
+from ..requests.direct_line import FollowLine
 
 LEAST_LINE_LOOK_MS, MOST_LINE_LOOK_MS = 5_000, 12_000
 """Bounds of the time between two looks while a line is open. A reader that has not looked for 15 s loads its tables

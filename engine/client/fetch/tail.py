@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from lakemq.tables.storage.object_stores.files import Files
 
 from ...namespace.data_file import file_name
-from ...protocol.codec.journal import decode_step_rows
+from ...protocol.codec.steps import decode_step_rows
 from ...protocol.values.journal import Step
 from ...protocol.values.log import RowsJournaled
 from ...protocol.values.segments import Segments

@@ -28,8 +28,7 @@ from ..fetch.arrow import FETCHED, append_parsed, fetch_arrow
 from ..fetch.rows import FetchPlan, read_footers, slice_plan
 from ..publish.executor import ELSEWHERE, TOPIC, WrittenRun, round_robin_start, write_body, write_rows
 from ..rows.body import build_arrow_body
-from ..rows.input_rows import select_message_columns
-from ..rows.message_columns import COLUMNS, read_columns
+from ..rows.input_rows import COLUMNS, read_columns, select_message_columns
 from ..rows.placing import Copy
 from ..rows.publication import OnError
 from ..rows.routing import Route, find_route

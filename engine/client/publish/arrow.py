@@ -36,8 +36,7 @@ from ..quality.gate import Gate, Gates
 from ..requests.requester import NEVER_PUBLISHED, Requester, ask_with_retries
 from ..rows.body import ArrowBody, Body
 from ..rows.few_rows import build_body
-from ..rows.input_rows import check_dataframe, select_message_columns, sort_rows, to_arrow_table
-from ..rows.message_columns import COLUMNS
+from ..rows.input_rows import COLUMNS, check_dataframe, select_message_columns, sort_rows, to_arrow_table
 from ..rows.placing import Arranged, Copy, RequestedPartitions, RowRun, SortedRows, merge_marks
 from ..rows.publication import (
     Publication,

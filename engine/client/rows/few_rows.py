@@ -22,7 +22,7 @@ from ...protocol.codec.few_rows import FewRows, Header, Rows, count_header_bytes
 from ...protocol.hashing import partition_few_keys
 from .body import COLUMN_TYPES, KEY_HEADERS, ArrowBody, Body, build_arrow_body
 from .delay_rule import DELAY_HEADERS, NO_DUE, RequestedDelays, delay_from_headers, request_delays
-from .message_columns import list_columns, read_columns
+from .input_rows import list_columns, read_columns
 from .placing import (
     FIRST_FAILED,
     NO_SUCH_PARTITION,

@@ -49,7 +49,7 @@ other steps.
 class Step(msgspec.Struct, frozen=True, dict=True):
     """Everything that a sequencer decided in one turn, in order. `step` is its number.
 
-    rows: the message rows that the step object holds (`codec/journal.py`); the step's record `rows_journaled` says
+    rows: the message rows that the step object holds (`codec/steps.py`); the step's record `rows_journaled` says
     which rows of which data file they will be. None without such rows, or if they were not read.
     """
 
