@@ -8,7 +8,15 @@ from typing import Any
 
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
-from ...protocol.values.assignments import Assignment, Group, GroupStatus, PartitionStatus, TopicIdPartition
+from ...protocol.values.assignments import (
+    Assignment,
+    Group,
+    GroupMember,
+    GroupStatus,
+    PartitionStatus,
+    TopicIdPartition,
+)
+from ...protocol.values.base import copy_fields, find_shared_fields
 from ...protocol.values.state import State
 from .lag import Consumption, LagOrigin, list_partition_lags
 from .stalls import NO_NOTES, MemberNotes, Stall, find_stalls
@@ -134,6 +142,10 @@ class AssignmentInfo:
     delay_left_ms: int | None
 
 
+_MEMBER_FIELDS = find_shared_fields(MemberInfo, GroupMember, "topics", "assignors")
+_ASSIGNMENT_FIELDS = find_shared_fields(AssignmentInfo, Assignment)
+
+
 def list_group_names(state: State) -> list[str]:
     """Return the names of groups that were created, have members, or have committed offsets."""
     return sorted({*state.groups, *(group for group, committed in state.offsets.items() if committed)})
@@ -210,19 +222,12 @@ def describe_members(group: Group, notes: MemberNotes) -> list[MemberInfo]:
     return [
         MemberInfo(
             group=group.group,
-            member_id=member.member_id,
-            instance_id=member.instance_id,
             topics=[*member.topics],
             partitions=[f"{group.assignments[tp].topic}-{tp[1]}" for tp in group.list_partitions_of(member.member_id)],
-            session_timeout_ms=member.session_timeout_ms,
-            max_poll_interval_ms=member.max_poll_interval_ms,
-            joined_at_ms=member.joined_at_ms,
-            client_id=member.client_id,
-            host=member.host,
-            process_id=member.process_id,
             assignors=[*member.assignors],
             late_heartbeat_at_ms=note.heard_ms if (note := overdue.get(member.member_id)) else None,
             late_poll_at_ms=note.polled_ms if note else None,
+            **copy_fields(member, _MEMBER_FIELDS),
         )
         for member in sorted(group.members.values(), key=lambda member: member.number)
     ]
@@ -233,15 +238,10 @@ def describe_assignments(group: Group, now_ms: int) -> list[AssignmentInfo]:
     assignments: Sequence[AssignmentInfo] = [
         AssignmentInfo(
             group=group.group,
-            topic=assignment.topic,
             partition=partition,
             state=assignment.status.value,
-            owner=assignment.owner,
-            target=assignment.target,
-            lost_by=assignment.lost_by,
-            since_ms=assignment.since_ms,
-            reason=assignment.reason,
             delay_left_ms=_find_remaining_delay(group, assignment, now_ms),
+            **copy_fields(assignment, _ASSIGNMENT_FIELDS),
         )
         for (_, partition), assignment in group.assignments.items()
     ]

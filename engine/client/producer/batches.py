@@ -327,7 +327,9 @@ class TransactionBatches:
             with self._lock:
                 for part in parts:
                     part.batch.commit_error = None
-            answers = self._transactions.send_commit([(part.prepared.request, part.prepared.rows) for part in parts])
+            answers = self._transactions.send_commit(
+                [(part.prepared.request, part.prepared.placed.rows) for part in parts]
+            )
         except BaseException as error:
             self._on_commit_error(parts, to_lakemq_error(error))
             raise

@@ -29,9 +29,9 @@ from ...protocol.errors import (
     error_from_refusal,
 )
 from ...protocol.values.log import Published, Unit
-from ..publish.arrow import Body, RequestedPartitions
+from ..publish.arrow import Body, PreparedPublish, RequestedPartitions
 from ..rows.few_rows import Records
-from ..rows.placing import Copy, describe_rejection, find_reason
+from ..rows.placing import describe_rejection, find_reason
 from ..rows.receipts import Receipts
 from ..rows.record import check_callback
 from .failures import Failure, Failures, ThreadProgress
@@ -69,21 +69,13 @@ class Placement:
     rows of the unit before it.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        copy: Copy,
-        partition: npt.NDArray[np.int32] | list[int],
-        timestamps_us: Any,
-        units: Sequence[Unit],
-        due_ms: npt.NDArray[np.int64] | list[int] | None = None,
-        receipts: Receipts | None = None,
-        reasons: Sequence[str] = (),
-    ) -> None:
-        """copy: that of the topic; partition, due_ms, reasons: as in PreparedPublish; receipts: of the delayed rows."""
-        self._copy, self._receipts, self._reasons = copy, receipts, reasons
-        self._due_ms = due_ms
-        self._topic, self._partition, self._raw_timestamps_us = topic, np.asarray(partition), timestamps_us
+    def __init__(self, prepared: PreparedPublish, units: Sequence[Unit], receipts: Receipts | None = None) -> None:
+        """receipts: of the delayed rows."""
+        placed, topic = prepared.placed, prepared.route.topics[0].topic
+        self._copy, self._receipts, self._reasons = prepared.route.copies[0], receipts, placed.reasons
+        self._due_ms = placed.due_ms
+        self._topic, self._partition = topic, np.asarray(placed.partition)
+        self._raw_timestamps_us = prepared.timestamps_us
         self._base_offsets = {unit.partition: unit.base_offset for unit in units if unit.topic == topic}
 
     def of(self, row: int) -> RecordMetadata:

@@ -147,16 +147,7 @@ def build_outcome(
     prepared: PreparedPublish, published: Published, receipts: Receipts | None, fails_if_rejected: bool
 ) -> BatchOutcome:
     """Return the outcome of a batch that was published. fails_if_rejected: rejected rows are an error of the batch."""
-    placement = Placement(
-        prepared.route.topics[0].topic,
-        prepared.route.copies[0],
-        prepared.partition,
-        prepared.timestamps_us,
-        published.units,
-        prepared.due_ms,
-        receipts,
-        prepared.reasons,
-    )
+    placement = Placement(prepared, published.units, receipts)
     return BatchOutcome(published, placement, placement.first_refusal() if fails_if_rejected else None)
 
 

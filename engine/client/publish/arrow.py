@@ -64,31 +64,17 @@ RunsOfFile = tuple[int, Copy, Sequence[RowRun]]
 _STALE_RETRIES = 20
 
 
-class PreparedPublish(NamedTuple):
-    """A publish that is ready to be sent. rows: those that travel with the request."""
-
-    request: Produce
-    rows: Rows | None
-    route: Route
-    partition: npt.NDArray[np.int32] | list[int]
-    """Partition per row in the caller's order, in the first topic by name. Negative: the row is rejected."""
-    timestamps_us: Any
-    """Timestamp per row in the caller's order; a sequence or an Arrow column."""
-    due_ms: npt.NDArray[np.int64] | list[int] | None = None
-    """Due time per row in that topic, or NOT_DELAYED; None: no row is delayed."""
-    slices: Sequence[ArrangedSlice] = ()
-    """Rows that were arranged together, for receipts."""
-    reasons: tuple[str, ...] = ()
-    """Reasons that marks of `partition` name, for rows that do not fit the schema of the first topic."""
-    warnings: Sequence[str] = ()
-    """As in `PublishedRows`."""
-
-
-class _ArrangedBody(NamedTuple):
+class ArrangedBody(NamedTuple):
     """Rows that are arranged, and written if they are many.
 
-    rows: those that travel with the request; parts: the place of each run; written: the files; others: as in
-    `PreparedPublish`.
+    Attributes:
+        rows: those that travel with the request.
+        parts: the place of each run.
+        written: the files.
+        partition: per row in the caller's order, in the first topic by name. Negative: the row is rejected.
+        due_ms: due time per row in that topic, or NOT_DELAYED; None: no row is delayed.
+        slices: rows that were arranged together, for receipts.
+        reasons: what marks of `partition` name, for rows that do not fit the schema of the first topic.
     """
 
     rows: Rows | None
@@ -98,6 +84,21 @@ class _ArrangedBody(NamedTuple):
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
     slices: Sequence[ArrangedSlice] = ()
     reasons: tuple[str, ...] = ()
+
+
+class PreparedPublish(NamedTuple):
+    """A publish that is ready to be sent.
+
+    Attributes:
+        timestamps_us: timestamp per row in the caller's order; a sequence or an Arrow column.
+        warnings: as in `PublishedRows`.
+    """
+
+    request: Produce
+    route: Route
+    placed: ArrangedBody
+    timestamps_us: Any
+    warnings: Sequence[str] = ()
 
 
 class KeylessRoundRobin:
@@ -174,10 +175,10 @@ class ArrowPublisher:
 
     def receipts(self, prepared: PreparedPublish, published: Published) -> Receipts | None:
         """Return the receipts of delayed rows; None if there are none, or the answer does not say where they are."""
-        if not prepared.slices or not published.waiting:
+        if not prepared.placed.slices or not published.waiting:
             return None
         topic_ids = [tuple(prepared.route.topics[i].topic_id for i in copy.topics) for copy in prepared.route.copies]
-        return Receipts(self._requester.namespace_id, topic_ids, prepared.slices, published.waiting)
+        return Receipts(self._requester.namespace_id, topic_ids, prepared.placed.slices, published.waiting)
 
     def forget_routes(self) -> None:
         """Drop all routes, because topics have changed."""
@@ -206,17 +207,7 @@ class ArrowPublisher:
             report_bad_times(publication, warnings)
             self._reported.add(publication.destination)
         request = build_produce_request(publication, route, ranges, rejected, placed.written, body.has_ttl)
-        return PreparedPublish(
-            request,
-            placed.rows,
-            route,
-            placed.partition,
-            body.timestamps_us,
-            placed.due_ms,
-            placed.slices,
-            placed.reasons,
-            warnings,
-        )
+        return PreparedPublish(request, route, placed, body.timestamps_us, warnings)
 
     def _send(self, publication: Publication, prepared: PreparedPublish, deadline_ms: int) -> Published:
         """Send until it is answered. After a missing answer, only errors of NEVER_PUBLISHED are conclusive."""
@@ -226,7 +217,7 @@ class ArrowPublisher:
 
         def ask() -> Published:
             left_ms = deadline_ms - self._clock.steady_ms() if publication.is_repeatable else None
-            published = self._requester.ask(request, prepared.rows, left_ms)
+            published = self._requester.ask(request, prepared.placed.rows, left_ms)
             assert isinstance(published, Published)
             return published
 
@@ -236,17 +227,17 @@ class ArrowPublisher:
             sequences.advance(prepared.route, request.ranges, request.rejected)
         return result
 
-    def _arrange_body(self, route: Route, body: Body, requested: RequestedPartitions, start: int) -> _ArrangedBody:
+    def _arrange_body(self, route: Route, body: Body, requested: RequestedPartitions, start: int) -> ArrangedBody:
         if body.nbytes > self._inline_max_bytes:
             return self._write_files(route, body.to_arrow(), requested, start)
         arranged = body.arrange(route.copies, requested, start)
         parts: list[RunsOfFile] = [(-1, copy, runs) for copy, runs in arranged.runs]
         arranged_slices = [ArrangedSlice(0, body.num_rows, None, arranged.per_copy)] if arranged.per_copy else []
-        return _ArrangedBody(
+        return ArrangedBody(
             arranged.rows, parts, [], arranged.partition, arranged.due_ms, arranged_slices, arranged.reasons
         )
 
-    def _write_files(self, route: Route, body: ArrowBody, requested: RequestedPartitions, start: int) -> _ArrangedBody:
+    def _write_files(self, route: Route, body: ArrowBody, requested: RequestedPartitions, start: int) -> ArrangedBody:
         slice_rows = max(1, min(SLICE_ROWS, body.num_rows * SLICE_BYTES // body.nbytes))
 
         def write(first: int) -> tuple[Arranged[tuple[SortedRows, ...]], WrittenFile]:
@@ -266,7 +257,7 @@ class ArrowPublisher:
         ]
         partition, reasons = merge_marks((np.asarray(arranged.partition), arranged.reasons) for arranged, _ in slices)
         if all(arranged.due_ms is None for arranged, _ in slices):
-            return _ArrangedBody(None, parts, [file for _, file in slices], partition, reasons=reasons)
+            return ArrangedBody(None, parts, [file for _, file in slices], partition, reasons=reasons)
         due_ms = [np.full(len(a.partition), NOT_DELAYED) if a.due_ms is None else a.due_ms for a, _ in slices]
         arranged_slices = [
             ArrangedSlice(slice_rows * i, len(arranged.partition), file.file_id, arranged.per_copy)
@@ -274,7 +265,7 @@ class ArrowPublisher:
             if arranged.per_copy
         ]
         files = [file for _, file in slices]
-        return _ArrangedBody(None, parts, files, partition, np.concatenate(due_ms), arranged_slices, reasons)
+        return ArrangedBody(None, parts, files, partition, np.concatenate(due_ms), arranged_slices, reasons)
 
 
 # Publish the rows of a table or a DataFrame in one call: through the gate of the topic, by Arrow or by Spark.

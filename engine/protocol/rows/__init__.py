@@ -6,8 +6,7 @@ RESTORE, which `projection` puts together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import pyarrow as pa
@@ -19,27 +18,11 @@ from ..values.state import State
 K = TypeVar("K", bound=Any)
 R = TypeVar("R", bound=Record)
 
-_STEP_COLUMNS = frozenset({"step", "removed"})
-
 Project = Mapping[str, Callable[[State, StepBatch], pa.Table]]
 """Table -> function that returns the rows that steps add. Its state is the fold up to the last step."""
 
 Restore = Mapping[str, Callable[[State, pa.Table], None]]
 """Table -> function that restores state from its rows, the newest of each key that still exists."""
-
-
-def find_shared_fields(row: type, thing: type, *others: str) -> tuple[str, ...]:
-    """Return the fields that a row class has from a thing of the state, under the same names: they are just copied.
-
-    others: those that the two hold in different forms.
-    """
-    columns = {field.name for field in fields(row)} - {*_STEP_COLUMNS, *others}
-    return tuple(field.name for field in fields(thing) if field.name in columns)
-
-
-def copy_fields(source: object, names: Iterable[str]) -> dict[str, Any]:
-    """Return these fields of a row, or of a thing of the state, by name."""
-    return {name: getattr(source, name) for name in names}
 
 
 def list_changed(changes: Mapping[K, int], steps: StepBatch) -> list[K]:

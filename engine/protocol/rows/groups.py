@@ -23,6 +23,7 @@ from lakemq.tables.specs.groups import (
 )
 
 from ..values.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, TopicIdPartition
+from ..values.base import copy_fields, find_shared_fields
 from ..values.deliveries import (
     ABORTED,
     BY_MEMBER,
@@ -37,7 +38,7 @@ from ..values.groups import Move, PartitionsGone, PartitionsMoved
 from ..values.journal import PlacedEntry, Step, StepBatch
 from ..values.offsets import CommittedOffset
 from ..values.state import State
-from . import Project, Restore, copy_fields, find_shared_fields, list_changed, map_change_times
+from . import Project, Restore, list_changed, map_change_times
 
 _configs = msgspec.json.Decoder(dict[str, Any])
 

@@ -19,7 +19,7 @@ from ..values.assignments import (
     PartitionStatus,
     TopicIdPartition,
 )
-from ..values.base import Done, Record
+from ..values.base import Done, Record, copy_fields, find_shared_fields
 from ..values.decision import Decision, DecisionInputs
 from ..values.groups import (
     ConfigureGroup,
@@ -207,24 +207,18 @@ def configure_group(state: State, record: GroupConfigured, segments: Segments) -
         group.group_epoch += 1
 
 
+_MEMBER_FIELDS = find_shared_fields(MemberJoined, GroupMember, "topics", "assignors")
+
+
 def add_member(state: State, record: MemberJoined, segments: Segments) -> None:
     group = _touch(state, record.group)
     before = group.members.get(record.replaces or record.member_id)
     member = GroupMember(
-        record.member_id,
-        before.number if before else group.next_number,
-        tuple(record.topics),
-        record.pattern,
-        record.instance_id,
-        record.session_timeout_ms,
-        record.max_poll_interval_ms,
-        record.auto_offset_reset,
-        state.now_ms,
-        record.client_id,
-        record.host,
-        record.process_id,
-        tuple(record.assignors),
-        record.process,
+        number=before.number if before else group.next_number,
+        topics=tuple(record.topics),
+        assignors=tuple(record.assignors),
+        joined_at_ms=state.now_ms,
+        **copy_fields(record, _MEMBER_FIELDS),
     )
     # only for a member that changes its assignors; a new member starts a new epoch in any case
     assignor = group.chosen_assignor if before and before.assignors != member.assignors else None

@@ -9,7 +9,7 @@ from ..errors import InconsistentGroupProtocol, InvalidConfig, InvalidRequest, I
 from ..names import MAX_LENGTH, check_group, check_topic_name, shorten
 from ..parameters import GROUP
 from ..values.assignments import Group, PartitionStatus, find_common_assignors
-from ..values.base import Done
+from ..values.base import Done, copy_fields, find_shared_fields
 from ..values.decision import Decision, DecisionInputs
 from ..values.groups import (
     MAX_ASSIGNORS,
@@ -30,6 +30,10 @@ from ..values.journal import JournalEntry
 from ..values.state import State
 from .reconciling import build_move_to_owner, decide_ended_assignments, find_start_offset, find_start_offsets
 
+_WISHES = find_shared_fields(JoinGroup, MemberJoined, "topics", "assignors")
+_CHANGEABLE = ("pattern", "session_timeout_ms", "max_poll_interval_ms", "auto_offset_reset")
+"""The wishes that a member may change, beside topics and assignors."""
+
 
 def decide_join(state: State, request: JoinGroup, inputs: DecisionInputs) -> Decision:
     """Add or change a member. A process that had the same instance id before is fenced.
@@ -49,20 +53,10 @@ def decide_join(state: State, request: JoinGroup, inputs: DecisionInputs) -> Dec
     replaced = current.members[before] if before and before != request.member_id else None
     _check_common_assignor(current, request.assignors, request.member_id, before)
     joined = MemberJoined(
-        request.group,
-        request.member_id,
-        sorted(set(request.topics)),
-        request.pattern,
-        request.instance_id,
-        request.session_timeout_ms,
-        request.max_poll_interval_ms,
-        request.auto_offset_reset,
-        replaced.member_id if replaced else None,
-        request.client_id,
-        request.host,
-        request.process_id,
-        list(dict.fromkeys(request.assignors)),
-        request.process,
+        topics=sorted(set(request.topics)),
+        replaces=replaced.member_id if replaced else None,
+        assignors=list(dict.fromkeys(request.assignors)),
+        **copy_fields(request, _WISHES),
     )
     if _is_repeat(current, joined):
         return Decision(Done())
@@ -198,20 +192,10 @@ def _check_instance_id(group: Group, request: JoinGroup) -> None:
 def _is_repeat(group: Group, joined: MemberJoined) -> bool:
     """Return whether the member is like this already, for example because the request was repeated."""
     member = group.members.get(joined.member_id)
-    return member is not None and (
-        list(member.topics),
-        member.pattern,
-        member.session_timeout_ms,
-        member.max_poll_interval_ms,
-        member.auto_offset_reset,
-        list(member.assignors),
-    ) == (
-        joined.topics,
-        joined.pattern,
-        joined.session_timeout_ms,
-        joined.max_poll_interval_ms,
-        joined.auto_offset_reset,
-        joined.assignors,
+    return (
+        member is not None
+        and (list(member.topics), list(member.assignors)) == (joined.topics, joined.assignors)
+        and copy_fields(member, _CHANGEABLE) == copy_fields(joined, _CHANGEABLE)
     )
 
 

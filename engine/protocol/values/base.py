@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Annotated, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -91,6 +91,27 @@ class TransactionRecord(Record, frozen=True):
     @property
     def subject(self) -> str:
         return self.transactional_id
+
+
+# Fields that a request, its record, the state, and a row of a table have in common, under the same names.
+
+
+def find_shared_fields(first: type, second: type, *others: str) -> tuple[str, ...]:
+    """Return the fields that two classes have in common, structs or dataclasses.
+
+    others: names to leave out, because the two hold them in different forms, or mean different things by them.
+    """
+    names = {*_list_fields(first)} - {*others}
+    return tuple(name for name in _list_fields(second) if name in names)
+
+
+def _list_fields(kind: Any) -> Iterable[str]:
+    return kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [field.name for field in fields(kind)]
+
+
+def copy_fields(source: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return these fields by name."""
+    return {name: getattr(source, name) for name in names}
 
 
 # State machines as tables: which event leads from which states to which state. The docs draw them.
