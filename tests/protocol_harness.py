@@ -177,7 +177,9 @@ class Harness:
         """Return all segments of the journal."""
         all_segments = [entry.segments for step in self.steps for entry in step.entries]
         return [
-            dict(zip(SEGMENT_SCHEMA.names, row, strict=True)) for segments in all_segments for row in segments.rows()
+            dict(zip(SEGMENT_SCHEMA.names, row, strict=True))
+            for segments in all_segments
+            for row in zip(*segments.lists(), strict=True)
         ]
 
     def see(self, *observations: Observation) -> list[str]:

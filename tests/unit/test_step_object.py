@@ -86,7 +86,7 @@ def test_segments_come_out_the_same_however_many_they_are(count: int) -> None:
         3, 5, 1, [JournalEntry(Produced("t"), many), JournalEntry(Produced("u")), JournalEntry(Produced("v"), single)]
     )
     _, decoded = decode_step_object(encode_step_object(make_head(step), step))
-    assert [entry.segments.rows() for entry in decoded.entries] == [entry.segments.rows() for entry in step.entries]
+    assert [entry.segments.lists() for entry in decoded.entries] == [entry.segments.lists() for entry in step.entries]
 
 
 def test_integer_of_any_size_comes_out_unchanged() -> None:

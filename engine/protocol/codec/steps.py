@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.topics import SEGMENT_SCHEMA, SEGMENT_STRUCT
@@ -123,17 +122,6 @@ def decode_record(text: str) -> Record:
 # Steps as rows of the journal, and back.
 
 
-_SEGMENT_LIST = pa.list_(SEGMENT_STRUCT)
-_FEW_TO_ENCODE = 8
-"""Up to this number of segments, rows make a list in Arrow faster than the columns do, which other tables need anyway.
-
-For one segment it takes half of the time, for a thousand eleven times as long.
-"""
-
-_FEW_TO_DECODE = 1000
-"""Up to this number of segments, rows are made from Arrow faster than columns."""
-
-
 def encode_steps(steps: Sequence[Step]) -> pa.Table:
     """Return the steps as rows of the journal, in order of step and position."""
     entries = [(step, position, entry) for step in steps for position, entry in enumerate(step.entries)]
@@ -158,8 +146,6 @@ def encode_steps(steps: Sequence[Step]) -> pa.Table:
 def _build_segment_lists(steps: StepBatch) -> pa.Array:
     """Return one list of segment structs per entry, null for entries without segments."""
     counts = np.array(list(chain.from_iterable(steps.segment_counts)), np.int64)
-    if counts.sum() <= _FEW_TO_ENCODE:
-        return pa.array([entry.segments.rows() or None for step in steps for entry in step.entries], _SEGMENT_LIST)
     table = steps.segments.combine_chunks()
     columns = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns]
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
@@ -208,9 +194,7 @@ def decode_steps_after(rows: pa.Table, step: int) -> list[Step] | None:
 
 
 def _decode_segments(column: pa.ChunkedArray) -> list[Segments]:
-    """Return the segments of each entry: few as lists, many as slices of one buffer without copying rows."""
-    if (pc.sum(pc.list_value_length(column)).as_py() or 0) <= _FEW_TO_DECODE:
-        return [_rows_to_segments(part) if part else NO_SEGMENTS for part in column.to_pylist()]
+    """Return the segments of each entry, as slices of one buffer without copying rows."""
     lists = column.combine_chunks()
     if isinstance(lists, pa.ChunkedArray):
         lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], lists.type)
@@ -222,10 +206,6 @@ def _decode_segments(column: pa.ChunkedArray) -> list[Segments]:
         Segments(batch.slice(start, length)) if length else NO_SEGMENTS
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
     ]
-
-
-def _rows_to_segments(rows: list[dict[str, Any]]) -> Segments:
-    return Segments([[row[name] for row in rows] for name in SEGMENT_SCHEMA.names])
 
 
 # Steps as objects.

@@ -51,10 +51,6 @@ class Segments:
         """Return all columns as Python values, in the order of SEGMENT_SCHEMA."""
         return [column if isinstance(column, list) else column.to_pylist() for column in self._columns]
 
-    def rows(self) -> list[tuple[Any, ...]]:
-        """Return the segments as rows, in the order of SEGMENT_SCHEMA."""
-        return list(zip(*self.lists(), strict=True))
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Segments) and segments_to_table([self]).equals(segments_to_table([other]))
 
