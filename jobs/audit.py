@@ -1,31 +1,60 @@
-"""Audit a namespace: `lakemq audit`, or `python jobs/audit.py --path ...`.
+"""Audit a namespace, or the messages of a topic: `lakemq audit`, or `python jobs/audit.py --path ...`.
 
-An audit checks that no message is lost, duplicated or out of place. Each invariant is an expectation of Great
-Expectations: a query over tables and views, which runs in DuckDB (`engine/client/quality/audit.py`). Data Docs show
-each query and the rows that break it. Great Expectations is loaded here and nowhere else.
+An audit of a namespace checks that no message is lost, duplicated or out of place. Each invariant is an expectation of
+Great Expectations: a query over tables and views, which runs in DuckDB (`engine/client/quality/audit.py`). Data Docs
+show each query and the rows that break it.
+
+    spark-submit --properties-file conf/spark-defaults.conf --py-files dist/lakemq.zip jobs/audit.py \\
+        --path data/mq --conf conf/lakemq.yaml --topic orders
+
+An audit of a topic checks its messages by its suite, with Spark (`engine/client/quality/topic_audit.py`). Great
+Expectations is loaded here and nowhere else.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lakemq import connect
 from lakemq.engine.client.quality import create_ephemeral_context, import_great_expectations
 from lakemq.engine.client.quality.audit import INVARIANTS, SUBJECTS, Invariant, PreparedAudit, prepare
+from lakemq.engine.client.quality.topic_audit import TABLES, check_columns, load_topic_suite, select_messages
+from lakemq.engine.namespace.extras import needs
 from lakemq.engine.namespace.namespace import Namespace
-from lakemq.errors import TableDamaged
-from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
+from lakemq.errors import ExpectationFailed, IllegalState, InvalidRecord, TableDamaged
+from lakemq.jobs.entry import (
+    Counts,
+    connect_namespace,
+    make_job_parser,
+    parse_arguments,
+    run,
+    run_as_script,
+    storage_options,
+)
+from lakemq.jobs.output import to_json
+
+if TYPE_CHECKING:
+    from great_expectations import ExpectationSuite
+    from great_expectations.data_context import EphemeralDataContext
+    from pyspark.sql import SparkSession
+
+    from lakemq.engine.client.connection import Connection
 
 log = logging.getLogger("lakemq.audit")
 
 _SOME = 5
 """Rows that the log names per broken invariant."""
+
+_LONGEST = 500
+"""Characters of an expectation in the log."""
 
 
 @dataclass(frozen=True)
@@ -83,34 +112,101 @@ def examine(prepared: PreparedAudit, docs: Path | None = None) -> Iterator[Invar
 
 def _run_checkpoints(prepared: PreparedAudit, docs: Path | None) -> Iterator[InvariantResult]:
     import pandas as pd
-    from great_expectations import Checkpoint, ExpectationSuite, ValidationDefinition
-    from great_expectations.checkpoint import UpdateDataDocsAction, ValidationAction
+    from great_expectations import ExpectationSuite
 
     from lakemq.engine.client.quality.gx import SUBJECT, make_expectation
 
-    context = create_ephemeral_context()
-    actions: list[ValidationAction] = []
-    if docs is not None:
-        context.add_data_docs_site("audit", _site(docs))
-        actions.append(UpdateDataDocsAction(name="docs", site_names=["audit"]))
+    context = _create_context(docs)
     source = context.data_sources.add_pandas("namespace")
     for subject in prepared.subjects:
         invariants = [invariant for invariant in INVARIANTS if invariant.table == subject]
-        expectations = [make_expectation(invariant) for invariant in invariants]
-        suite = context.suites.add(ExpectationSuite(name=subject, expectations=expectations))
-        batches = source.add_dataframe_asset(subject).add_batch_definition_whole_dataframe("all")
-        definition = ValidationDefinition(name=subject, data=batches, suite=suite)
-        checkpoint = Checkpoint(
-            name=subject,
-            validation_definitions=[context.validation_definitions.add(definition)],
-            actions=actions,
-            result_format={"result_format": "COMPLETE"},
-        )
-        batch = {"dataframe": pd.DataFrame({SUBJECT: [subject]})}
-        (run,) = context.checkpoints.add(checkpoint).run(batch_parameters=batch).run_results.values()
+        suite = ExpectationSuite(name=subject, expectations=[make_expectation(invariant) for invariant in invariants])
+        batch = pd.DataFrame({SUBJECT: [subject]})
+        results = _run_checkpoint(context, source.add_dataframe_asset(subject), suite, batch, _COMPLETE)
         count = _count(prepared, subject)
-        for invariant, result in zip(invariants, run.results, strict=True):
+        for invariant, result in zip(invariants, results, strict=True):
             yield _outcome(invariant, count, result)
+
+
+_COMPLETE = {"result_format": "COMPLETE"}
+
+
+def _create_context(docs: Path | None) -> EphemeralDataContext:
+    context = create_ephemeral_context()
+    if docs is not None:
+        context.add_data_docs_site("audit", _site(docs))
+    return context
+
+
+def _run_checkpoint(
+    context: EphemeralDataContext,
+    asset: Any,
+    suite: ExpectationSuite,
+    batch: Any,
+    result_format: dict[str, Any],
+    run_name: str | None = None,
+) -> Any:
+    """Return the results of a suite over a DataFrame, and add them to the Data Docs of the context."""
+    from great_expectations import Checkpoint, ValidationDefinition
+    from great_expectations.checkpoint import UpdateDataDocsAction
+    from great_expectations.core.run_identifier import RunIdentifier
+
+    batches = asset.add_batch_definition_whole_dataframe("all")
+    definition = ValidationDefinition(name=suite.name, data=batches, suite=context.suites.add(suite))
+    checkpoint = Checkpoint(
+        name=suite.name,
+        validation_definitions=[context.validation_definitions.add(definition)],
+        actions=[UpdateDataDocsAction(name="docs", site_names=["audit"])] if context.get_site_names() else [],
+        result_format=result_format,
+    )
+    added, run_id = context.checkpoints.add(checkpoint), RunIdentifier(run_name=run_name)
+    (run,) = added.run(batch_parameters={"dataframe": batch}, run_id=run_id).run_results.values()
+    return run.results
+
+
+def audit_topic(
+    mq: Connection,
+    spark: SparkSession,
+    topic: str,
+    table: str = TABLES[0],
+    suite: Path | None = None,
+    offsets: Mapping[int, Sequence[int]] | None = None,
+    docs: Path | None = None,
+) -> tuple[Audit, dict[str, Any]]:
+    """Check the messages of a topic by a suite, and return what Great Expectations found, and what it looked at.
+
+    Raises InvalidConfig, ExpectationFailed, InvalidRecord, IllegalState, UnknownTopicOrPartition, MissingExtra.
+    """
+    with _without_usage_statistics():
+        loaded, state = load_topic_suite(mq.namespace, topic, suite), mq.state()
+        messages = select_messages(spark, mq.namespace, state.topic(topic), table, offsets)
+        check_columns(loaded, messages)
+        audited = messages.describe()
+        log.info("Auditing %s by %d rules: %s", topic, len(loaded.expectations), to_json(audited))
+        context = _create_context(docs)
+        loaded.notes = to_json(audited)
+        run_name = table if messages.version is None else f"{table} version {messages.version}"
+        asset = context.data_sources.add_spark(topic, persist=False).add_dataframe_asset(table)
+        places = {"result_format": "SUMMARY", "unexpected_index_column_names": ["partition", "offset"]}
+        results = _run_checkpoint(context, asset, loaded, messages.df, places, run_name)
+        outcomes = tuple(_topic_outcome(topic, result) for result in results)
+    return Audit(state.step, None, outcomes), audited
+
+
+def _topic_outcome(topic: str, result: Any) -> InvariantResult:
+    config, found = result.expectation_config, result.result
+    kwargs = {name: value for name, value in config.kwargs.items() if name != "batch_id"}
+    says = f"{config.type} {to_json(kwargs)}"[:_LONGEST]
+    infos = [result.exception_info, *result.exception_info.values()]
+    if any(isinstance(info, dict) and info.get("raised_exception") for info in infos):
+        raise InvalidRecord(f"The suite of {topic} cannot be evaluated on these rows.", found=says)
+    rule = Invariant(topic, config.type, says, "", is_warning=config.severity != "critical")
+    broken = 0 if result.success else found.get("unexpected_count") or 1
+    rows = found.get("partial_unexpected_index_list") or []
+    where = [f"{topic}-{row['partition']}: {row['offset']}" for row in rows[:_SOME]]
+    if isinstance(observed := found.get("observed_value"), int | float):
+        where = [f"{observed:g}"]
+    return InvariantResult(rule, found.get("element_count", 1), broken, tuple(where))
 
 
 def _count(prepared: PreparedAudit, subject: str) -> int:
@@ -157,18 +253,35 @@ def _without_usage_statistics() -> Iterator[None]:
 
 def parser() -> argparse.ArgumentParser:
     examples = "--path data/mq --conf conf/lakemq.yaml\n--path data/mq --docs audit-docs --strict"
-    parser = make_job_parser("audit", "Check the invariants of a namespace.", examples)
+    parser = make_job_parser("audit", "Check the invariants of a namespace, or the messages of a topic.", examples)
     parser.add_argument("--docs", metavar="FOLDER", type=Path, help="write Great Expectations' Data Docs (HTML) there")
     parser.add_argument("--strict", action="store_true", help="treat warnings as failures")
+    group = parser.add_argument_group("topic", "a topic whose messages are checked by its suite instead, with Spark")
+    group.add_argument("--topic", help="the topic")
+    group.add_argument("--suite", metavar="FILE", type=Path, help="a suite other than that of the topic's gate")
+    group.add_argument("--table", choices=TABLES, default=TABLES[0], help="where the messages are read")
+    group.add_argument(
+        "--offsets", metavar="JSON", type=_parse_ranges, help="what an earlier audit read: its `offsets`"
+    )
+    group.add_argument("--master", help="Spark's master, unless spark-submit sets it")
     return parser
+
+
+def _parse_ranges(text: str) -> dict[int, tuple[int, int]]:
+    """Parse {"0": [0, 10]}, for `type=`, whose ValueError is wrong usage."""
+    return {int(partition): (int(start), int(end)) for partition, (start, end) in json.loads(text).items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(parser(), arguments)
 
     def work() -> Counts:
-        with connect_namespace(options) as mq:
-            result = audit(mq.namespace, options.docs)
+        audited: Mapping[str, Any] = {}
+        if options.topic is None:
+            with connect_namespace(options) as mq:
+                result = audit(mq.namespace, options.docs)
+        else:
+            result, audited = _audit_topic_in_session(options)
         broken = [outcome for outcome in result.outcomes if outcome.broken]
         for outcome in broken:
             log.log(
@@ -179,10 +292,25 @@ def main(arguments: list[str] | None = None) -> int:
             )
         if not result.holds(options.strict):
             names = ", ".join(f"{outcome.rule.table}.{outcome.rule.column}" for outcome in broken)
+            if options.topic is not None:
+                raise ExpectationFailed(f"The messages of {options.topic} fail its suite.", found=names)
             raise TableDamaged("The audit found broken invariants.", found=names)
-        return {"step": result.step, "rules": len(result.outcomes), "warnings": len(broken)}
+        return {"step": result.step, "rules": len(result.outcomes), "warnings": len(broken), **audited}
 
     return run("audit", options, work)
+
+
+def _audit_topic_in_session(options: argparse.Namespace) -> tuple[Audit, dict[str, Any]]:
+    with needs("spark"):
+        from lakemq.jobs.session import silence_error_logs, spark_session
+    silence_error_logs()
+    spark = spark_session("lakemq audit", options.master)
+    if not hasattr(spark, "_jvm"):
+        expected = "a classic session: no SPARK_REMOTE, no spark.api.mode"
+        raise IllegalState("Great Expectations cannot read this session.", found="Spark Connect", expected=expected)
+    storage = storage_options(options.storage_option)
+    with connect(options.path, spark=spark, conf=options.conf, storage_options=storage) as mq:
+        return audit_topic(mq, spark, options.topic, options.table, options.suite, options.offsets, options.docs)
 
 
 if __name__ == "__main__":

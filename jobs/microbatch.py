@@ -103,9 +103,7 @@ def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace
 
 
 def _silence_spark_logs(spark: SparkSession) -> None:
-    """Silence Spark's logs of stack traces per batch and column: the job reports an error in one line."""
-    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    """Silence Spark's logs of stack traces per batch: the job reports an error in one line."""
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     streaming = "org.apache.spark.sql.execution.streaming.runtime"
     for name, level in (("MicroBatchExecution", "OFF"), ("ResolveWriteToStream", "ERROR")):
@@ -117,7 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     def job() -> Counts:
         with needs("spark"):  # not at the top: if the extra is missing, the job must report that in its last line
-            from lakemq.jobs.session import spark_session
+            from lakemq.jobs.session import silence_error_logs, spark_session
+        silence_error_logs()
         spark = spark_session("lakemq microbatch", options.master)
         if not hasattr(spark, "_jvm"):
             expected = "a classic session: no SPARK_REMOTE, no spark.api.mode"

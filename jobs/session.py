@@ -7,6 +7,7 @@ master, temporary folders. The later wins: these defaults, the settings of `spar
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import shutil
@@ -60,6 +61,12 @@ def spark_session(
         # Workers need the driver's interpreter: `python3` on the path may be a different one, without pyarrow.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return _with_format(SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate())
+
+
+def silence_error_logs() -> None:
+    """Silence what pyspark logs of an error before it raises it: values, and a stack trace per column."""
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _with_format(spark: SparkSession) -> SparkSession:

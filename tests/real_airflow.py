@@ -48,9 +48,9 @@ class Airflow:
             check=False,
         )
 
-    def test_dag(self, dag_id: str, **environment: str) -> tuple[str, str]:
+    def test_dag(self, dag_id: str, *options: str, **environment: str) -> tuple[str, str]:
         """Run a DAG as `airflow dags test` does, and return the state of the run and its output."""
-        output = self.run("dags", "test", dag_id, **environment).stdout
+        output = self.run("dags", "test", dag_id, *options, **environment).stdout
         (state,) = re.findall(rf"DagRun Finished: dag_id={dag_id}.* state=(\w+)", output) or [output[-3000:]]
         return state, output
 

@@ -44,7 +44,7 @@ def put_topic_views(spark: SparkSession, namespace: Namespace, topics: Iterable[
         open_database(spark, database, namespace.store)
     except DatabaseTaken as taken:
         raise NamespaceError(str(taken)) from None
-    with_types = [(topic, ddl) for topic in topics if topic.schema is not None and (ddl := _find_ddl(topic))]
+    with_types = [(topic, ddl) for topic in topics if topic.schema is not None and (ddl := find_ddl(topic))]
     views = name_views({topic.topic: topic.topic_id for topic, _ in with_types})
     for topic, ddl in with_types:
         text = ddl.replace("\\", "\\\\").replace("'", "\\'")
@@ -81,7 +81,7 @@ def name_views(topics: Mapping[str, int]) -> dict[str, str]:
     return views
 
 
-def _find_ddl(topic: Topic) -> str | None:
+def find_ddl(topic: Topic) -> str | None:
     """Return the DDL by which Spark parses values of a topic; None, with a line in the log, if it cannot."""
     rule = build_schema_rule(topic.schemas)
     reason = "Spark does not parse Avro without a package of its own"

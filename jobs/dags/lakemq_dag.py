@@ -1,4 +1,4 @@
-"""DAGs for a namespace: draining the inbox, stepping, releasing delayed messages, upkeep, an audit, and serving.
+"""DAGs for a namespace: draining the inbox, stepping, releasing delayed messages, upkeep, audits, and serving.
 
 Copy this file into Airflow's folder of DAGs. It needs two connections: `lakemq_default` (host: the path of the
 namespace; extra: `home`, the folder with LakeMQ's jobs, conf and dist; `conf`, a settings file) and `spark_default`.
@@ -15,9 +15,10 @@ from datetime import datetime, timedelta
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 try:
-    from airflow.sdk import DAG
+    from airflow.sdk import DAG, Param
 except ModuleNotFoundError:  # Airflow 2
     from airflow import DAG
+    from airflow.models.param import Param
 
 try:
     from airflow.providers.standard.operators.bash import BashOperator
@@ -31,8 +32,8 @@ SETTINGS = f"{{{{ {CONNECTION}.extra_dejson.conf }}}}"
 HOUR = timedelta(hours=1)
 
 
-def lakemq_dag(name: str, schedule: str, at_most: timedelta | None = HOUR) -> DAG:
-    """Make a DAG without tasks. at_most: stop and retry its task after this time."""
+def lakemq_dag(name: str, schedule: str | None, at_most: timedelta | None = HOUR, **params: Param) -> DAG:
+    """Make a DAG without tasks. at_most: stop and retry its task after this time. params: what a trigger must say."""
     return DAG(
         dag_id=f"lakemq_{name}",
         schedule=schedule,
@@ -40,6 +41,7 @@ def lakemq_dag(name: str, schedule: str, at_most: timedelta | None = HOUR) -> DA
         catchup=False,
         max_active_runs=1,
         is_paused_upon_creation=True,
+        params=params,
         tags=["lakemq"],
         default_args={"retries": 3, "retry_delay": timedelta(seconds=30), "execution_timeout": at_most},
     )
@@ -61,17 +63,22 @@ def run_job(job: str, *arguments: str) -> BashOperator:
     )
 
 
-# publishes rows that SQL inserted, and decides waiting requests if no sequencer serves
-with lakemq_dag("drain_inbox", "*/5 * * * *") as drain_inbox:
-    SparkSubmitOperator(
-        task_id="microbatch",
-        name="lakemq-drain_inbox",
+def submit_job(job: str, name: str, *arguments: str) -> SparkSubmitOperator:
+    """Make a task that submits a job to Spark."""
+    return SparkSubmitOperator(
+        task_id=job,
+        name=f"lakemq-{name}",
         conn_id="spark_default",
-        application=f"{HOME}/jobs/microbatch.py",
+        application=f"{HOME}/jobs/{job}.py",
         py_files=f"{HOME}/dist/lakemq.zip",
         properties_file=f"{HOME}/conf/spark-defaults.conf",
-        application_args=["--path", PATH, "--conf", SETTINGS],
+        application_args=["--path", PATH, "--conf", SETTINGS, *arguments],
     )
+
+
+# publishes rows that SQL inserted, and decides waiting requests if no sequencer serves
+with lakemq_dag("drain_inbox", "*/5 * * * *") as drain_inbox:
+    submit_job("microbatch", "drain_inbox")
 
 with lakemq_dag("step", "* * * * *") as step:
     run_job("step", "--until-idle", "--wait-ms", "20000", "--unless-led")
@@ -87,6 +94,10 @@ with lakemq_dag("upkeep", "0 3 * * *") as upkeep:
 # a broken invariant stays broken, so a retry only repeats the log
 with lakemq_dag("audit", "30 3 * * *") as audit:
     run_job("audit")
+
+# trigger it with a topic, or give it a schedule and the parameter a default
+with lakemq_dag("audit_topic", None, topic=Param(type="string", minLength=1)) as audit_topic:
+    submit_job("audit", "audit_topic", "--topic", "{{ params.topic }}")
 
 # each run serves for a day, and the next one follows
 with lakemq_dag("serve", "@continuous", at_most=None) as serve:

@@ -10,15 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from faults.processes import until
+from finals import are_all_final
 from real_airflow import CHECKOUT, PATIENCE_S, Airflow
 
+import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.tables.specs.messages import INBOX
 
 # Each process of Airflow takes seconds of processor time to start, so a busy machine needs minutes for what follows.
 pytestmark = pytest.mark.timeout(6 * PATIENCE_S)
 
-DAGS = {f"lakemq_{name}" for name in ("audit", "drain_inbox", "release_delayed", "serve", "step", "upkeep")}
+DAGS = {
+    f"lakemq_{name}" for name in ("audit", "audit_topic", "drain_inbox", "release_delayed", "serve", "step", "upkeep")
+}
 
 
 def read_last_line(output: str) -> dict[str, Any]:
@@ -76,6 +80,21 @@ def test_a_job_that_fails_fails_its_task(airflow: Airflow, mq: Connection) -> No
     state, output = airflow.test_dag("lakemq_audit", AIRFLOW_CONN_LAKEMQ_DEFAULT=json.dumps(broken))
     assert state == "failed"
     assert (read_last_line(output)["error"], read_last_line(output)["exit_code"]) == ("TABLE_DAMAGED", 1)
+
+
+def test_topic_that_a_trigger_names_is_audited_by_its_suite(airflow: Airflow) -> None:
+    (airflow.home / "expectations").mkdir()
+    suite = {"expectations": [{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "key"}}]}
+    (airflow.home / "expectations" / "reviewed.json").write_text(json.dumps(suite))
+    with lakemq.connect(str(airflow.path), config={"final.interval.ms": 200}) as mq, mq.serving():
+        mq.topics.create("reviewed")
+        mq.publish("reviewed", pa.table({"key": ["k", None], "value": ["v", "w"]}))
+        until(lambda: are_all_final(mq), "final messages")
+    state, output = airflow.test_dag("lakemq_audit_topic", "--conf", json.dumps({"topic": "reviewed"}))
+    assert state == "failed"
+    end = read_last_line(output)
+    assert (end["error"], end["exit_code"]) == ("EXPECTATION_FAILED", 5), end
+    assert "in 1 of 2" in output
 
 
 def test_two_runs_that_drain_the_inbox_at_once_publish_each_row_once(airflow: Airflow, mq: Connection) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,8 @@ from .expectation_types import (
 DEFAULT_MOST_FAILED = 0.5
 """Share of the rows that may fail unless a suite says otherwise. If more fail, the publisher has made a mistake."""
 
-_SEVERITIES = ("critical", "warning", "info")
+_CRITICAL = "critical"
+_SEVERITIES = (_CRITICAL, "warning", "info")
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,20 @@ class Suite:
         return [rule for rule in self.rows if rule.mostly is not None]
 
 
+_T = TypeVar("_T")
+
+
 def load_suite(file: Path) -> Suite:
-    """Read a suite. Raises InvalidConfig, which names the file and the mistake."""
+    """Read the suite of a gate. Raises InvalidConfig, which names the file and the mistake."""
+    return read_suite(file, _parse_suite)
+
+
+def read_suite(file: Path, parse: Callable[[Kwargs], _T]) -> _T:
+    """Read a suite, and parse it. Raises InvalidConfig, which names the file and the mistake."""
     try:
         text = file.read_text(encoding="utf-8")
-        if file.suffix == ".json":
-            return _parse_suite(json.loads(text, object_pairs_hook=_build_object))
-        return _parse_suite(parse_yaml(text))
+        is_json = file.suffix == ".json"
+        return parse(_parse_file(json.loads(text, object_pairs_hook=_build_object) if is_json else parse_yaml(text)))
     except InvalidConfig as error:
         raise InvalidConfig(f"{file}: {error.detail}", found=error.found, expected=error.expected) from None
     except (OSError, ValueError, RecursionError) as error:
@@ -99,20 +107,28 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _parse_suite(loaded: Any) -> Suite:
+def _parse_file(loaded: Any) -> Kwargs:
     if not isinstance(loaded, dict) or not isinstance(loaded.get("expectations"), list):
         raise InvalidConfig(
             "The file does not contain a suite.", expected="an object with a list of expectations, of version 1"
         )
+    for expectation in loaded["expectations"]:
+        if not isinstance(expectation, dict) or not isinstance(expectation.get("type"), str):
+            raise InvalidConfig("An expectation has no type.", found=expectation)
+        _parse_object(f"kwargs of {expectation['type']}", expectation.get("kwargs"))
+        if (severity := expectation.get("severity") or _CRITICAL) not in _SEVERITIES:
+            raise InvalidConfig("The severity is unknown.", found=severity, expected=" or ".join(_SEVERITIES))
+    return loaded
+
+
+def _parse_suite(loaded: Kwargs) -> Suite:
     rows: list[RowRule] = []
     table: list[TableRule] = []
     needed: list[str] = []
     for expectation in loaded["expectations"]:
-        if not isinstance(expectation, dict) or not isinstance(expectation.get("type"), str):
-            raise InvalidConfig("An expectation has no type.", found=expectation)
-        kwargs = _parse_object(f"kwargs of {expectation['type']}", expectation.get("kwargs"))
-        if not _is_critical(expectation):
-            continue  # a warning rejects no row: a checkpoint reports it
+        if (expectation.get("severity") or _CRITICAL) != _CRITICAL:
+            continue  # a warning rejects no row: an audit of the topic reports it
+        kwargs = expectation.get("kwargs") or {}
         rule = build_rule(expectation["type"], {k: v for k, v in kwargs.items() if v is not None})
         if isinstance(rule, RowRule):
             rows.append(rule)
@@ -121,13 +137,6 @@ def _parse_suite(loaded: Any) -> Suite:
         needed += [rule] if isinstance(rule, str) else rule.columns
     most_failed = _parse_most_failed(_parse_object("meta", loaded.get("meta")))
     return Suite(tuple(rows), tuple(table), tuple(dict.fromkeys(needed)), most_failed)
-
-
-def _is_critical(expectation: Kwargs) -> bool:
-    severity = expectation.get("severity") or "critical"
-    if severity not in _SEVERITIES:
-        raise InvalidConfig("The severity is unknown.", found=severity, expected=" or ".join(_SEVERITIES))
-    return severity == "critical"
 
 
 def _parse_object(name: str, value: Any) -> Kwargs:
@@ -266,10 +275,16 @@ class Gates:
 
     @staticmethod
     def _load(folder: Path, destination: str) -> Gate | None:
-        files = [file for ending in _ENDINGS if (file := folder / f"{destination}{ending}").is_file()]
-        if len(files) > 1:
-            raise InvalidConfig(f"{destination} has two suites.", found=[file.name for file in files], expected="one")
-        return Gate(destination, load_suite(files[0])) if files else None
+        file = find_suite(folder, destination)
+        return Gate(destination, load_suite(file)) if file else None
+
+
+def find_suite(folder: Path, destination: str) -> Path | None:
+    """Return the file of a topic's suite; None: it has none. Raises InvalidConfig if it has two."""
+    files = [file for ending in _ENDINGS if (file := folder / f"{destination}{ending}").is_file()]
+    if len(files) > 1:
+        raise InvalidConfig(f"{destination} has two suites.", found=[file.name for file in files], expected="one")
+    return files[0] if files else None
 
 
 def _is_bytes(type: pa.DataType) -> bool:
