@@ -97,7 +97,7 @@ def shop(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.extended
 @pytest.mark.usefixtures("shop")
 def test_page_begins_with_programs_that_run(spark: SparkSession) -> None:
-    publish, stream, make_views = read_blocks("spark.md", "python")[:3]
+    publish, stream, make_views, read_table = read_blocks("spark.md", "python")[:4]
     count, total = read_blocks("spark.md", "sql")[:2]
     names: dict[str, object] = {}
     exec(compile(publish, "spark.md", "exec"), names)
@@ -107,9 +107,13 @@ def test_page_begins_with_programs_that_run(spark: SparkSession) -> None:
         until(lambda: are_all_final(mq))
         exec(compile(stream, "spark.md", "exec"), names)
         assert spark.read.format("delta").load("data/copy").count() == 1000
-        output = io.StringIO()
-        with redirect_stdout(output):
-            exec(compile(make_views, "spark.md", "exec"), names)
-        assert output.getvalue() == read_blocks("spark.md", "text")[0]
+        for program, shown in zip((make_views, read_table), read_blocks("spark.md", "text")[:2], strict=True):
+            output = io.StringIO()
+            with redirect_stdout(output):
+                exec(compile(program, "spark.md", "exec"), names)
+            assert output.getvalue() == shown
+        for change in ("delete", "vacuum"):
+            with pytest.raises(Exception, match="DELTA_UNSUPPORTED_FEATURES_FOR_WRITE"):
+                getattr(names["table"], change)()
         answers = [spark.sql(text.rstrip().removesuffix(";")).collect() for text in (count, total)]
         assert [rows[0][0] for rows in answers] == [1000, sum(i / 2 for i in range(990, 1000))]
