@@ -90,18 +90,23 @@ def check_each_added_once(mq: Connection) -> None:
 
     It reads the files that commits with new data have added. They stay, also those that were removed or rewritten.
     """
-    folder = Path(mq.namespace.path, "final_messages")
-    entries = sorted((folder / "_delta_log").glob("*.json"))
-    actions = [json.loads(line) for entry in entries for line in entry.read_text().splitlines()]
-    added = [action["add"]["path"] for action in actions if "add" in action and action["add"]["dataChange"]]
-    streamed = Counter(place for path in added for place in _read_places(pq.ParquetFile(folder / unquote(path)).read()))
+    streamed = count_added_places(mq)
     assert not (twice := [place for place, count in streamed.items() if count > 1]), twice[:5]
-    if entries[0].name == f"{0:020d}.json":
-        missing = set(_read_places(read_final_messages(mq))) - streamed.keys()
+    if Path(mq.namespace.path, "final_messages", "_delta_log", f"{0:020d}.json").exists():
+        missing = set(read_places(read_final_messages(mq))) - streamed.keys()
         assert not missing, sorted(missing)[:5]
 
 
-def _read_places(rows: pa.Table) -> list[tuple[int, int, int]]:
+def count_added_places(mq: Connection) -> Counter[tuple[int, int, int]]:
+    """Return how often the log has added each message: topic_id, partition and offset."""
+    folder = Path(mq.namespace.path, "final_messages")
+    entries = (folder / "_delta_log").glob("*.json")
+    actions = [json.loads(line) for entry in entries for line in entry.read_text().splitlines()]
+    added = [action["add"]["path"] for action in actions if "add" in action and action["add"]["dataChange"]]
+    return Counter(place for path in added for place in read_places(pq.ParquetFile(folder / unquote(path)).read()))
+
+
+def read_places(rows: pa.Table) -> list[tuple[int, int, int]]:
     columns = (rows.column(name).to_pylist() for name in ("topic_id", "partition", "offset"))
     return list(zip(*columns, strict=True))
 

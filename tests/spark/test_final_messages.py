@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from finals import are_all_final, let_readers_move_on, read_from_final_files
+from finals import are_all_final, count_added_places, let_readers_move_on, read_from_final_files, read_places
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -79,6 +79,42 @@ def test_native_stream_has_each_message_of_a_topic_once(spark: SparkSession, tmp
         query = spark.sql(f"SELECT value FROM {path.name}.final_messages WHERE topic = 'orders'")
         assert query.count() == 10
         assert all("/topic=orders/" in name for name in query.inputFiles())
+
+
+@pytest.mark.timeout(300)
+def test_running_stream_has_all_lives_of_a_topic_once(spark: SparkSession, tmp_path: Path) -> None:
+    """The topic is deleted and created again below the stream, with messages that are not final yet."""
+    path, sink, values = tmp_path / "lives", tmp_path / "sink", list[bytes]()
+    with lakemq.connect(str(path), spark=spark, create=True, config=CONFIG) as mq, mq.serving():
+
+        def publish(value: str) -> None:
+            mq.publish(
+                "orders", pa.table({"key": [str(i) for i in range(20)], "value": [f"{value} {i}" for i in range(20)]})
+            )
+
+        messages = spark.readStream.table(f"{path.name}.final_messages").where("topic = 'orders'")
+        writer = messages.writeStream.format("delta").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(processingTime="200 milliseconds").start(str(sink))
+        for life in range(1, 4):
+            mq.topics.create("orders", life)
+            for part in "ab":
+                publish(f"{life}{part}")
+                until(lambda: are_all_final(mq))
+            values += [f"{life}{part} {i}".encode() for part in "ab" for i in range(20)]
+            with mq.producer("tx") as producer:
+                producer.begin_transaction()
+                producer.send("orders", "aborted")
+                producer.abort_transaction()
+            publish(f"{life}c")  # of these a part becomes final, or none
+            mq.topics.delete("orders")
+        until(lambda: not DeltaTable(str(path / "final_messages")).to_pyarrow_table().num_rows)
+        query.processAllAvailable()
+        query.stop()
+        copied = DeltaTable(str(sink)).to_pyarrow_table()
+        assert Counter(read_places(copied)) == count_added_places(mq)
+    assert set(Counter(copied.column("value").to_pylist()).values()) == {1}
+    assert {*values} <= {*copied.column("value").to_pylist()}
+    assert b"aborted" not in copied.column("value").to_pylist()
 
 
 @pytest.mark.timeout(300)
