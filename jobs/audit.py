@@ -268,12 +268,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _parse_ranges(text: str) -> dict[int, tuple[int, int]]:
-    """Parse {"0": [0, 10]}, for `type=`, whose ValueError is wrong usage."""
-    return {int(partition): (int(start), int(end)) for partition, (start, end) in json.loads(text).items()}
+    try:
+        return {int(partition): (int(start), int(end)) for partition, (start, end) in dict(json.loads(text)).items()}
+    except (TypeError, ValueError):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected such as '{{\"0\": [0, 10]}}'") from None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse_arguments(parser(), arguments)
+    made = parser()
+    options = parse_arguments(made, arguments)
+    if options.topic is None and (options.suite or options.offsets):
+        made.error("--suite and --offsets need --topic")
 
     def work() -> Counts:
         audited: Mapping[str, Any] = {}

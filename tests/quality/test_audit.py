@@ -302,6 +302,19 @@ def test_audit_job_fails_and_names_the_damage(path: Path, capsys: pytest.Capture
     assert any(line["level"] == "ERROR" and "offsets_missing, in 3 of" in line["message"] for line in logged)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--suite", "s.json"],
+        *(["--topic", "t", "--offsets", text] for text in ("", "[1]", '{"0": [1]}', '{"a": [0, 1]}')),
+    ],
+)
+def test_options_of_a_topic_that_are_not_valid_are_wrong_usage(options: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--path", "mq", *options])
+    assert ended.value.code == 2
+
+
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The test leaves no files in the working folder."""
