@@ -12,6 +12,8 @@ READY := $(VENV)/ready
 QUIET := $(shell test -t 2 || echo --quiet)
 AIRFLOW := .venv-airflow
 AIRFLOW_LOCK := tests/airflow/requirements.lock
+PYRIGHT := .venv-pyright
+PYRIGHT_LOCK := tests/pyright/requirements.lock
 # Python 3.11 or newer, able to make a virtual environment: the first that answers, or PYTHON=/path/to/python.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && \
@@ -64,6 +66,9 @@ lock: $(READY) ## the newest versions within the ranges of setup.cfg, with their
 	$(BIN)/uv $(COMPILE) --extra all --extra dev --extra demo --python-version 3.11 -o requirements.lock
 	@# setuptools builds the package there, too.
 	echo setuptools | $(BIN)/uv $(COMPILE) - --extra airflow --python-version 3.11 -o $(AIRFLOW_LOCK)
+	@# pyarrow's types are for the pyarrow of .venv.
+	printf 'basedpyright\npyarrow-stubs\n' | $(BIN)/uv $(subst setup.cfg,-,$(COMPILE)) --no-emit-package pyarrow \
+	  --python-version 3.11 -o $(PYRIGHT_LOCK)
 
 .PHONY: demo
 demo: $(READY) ## the tour, on data of its own
@@ -75,7 +80,7 @@ test: $(READY) $(ARCHIVE) ## every capability works, from the core to Spark and 
 	$(BIN)/pytest $(MIXED) -m "not extended and not nightly"
 
 .PHONY: test-all
-test-all: $(READY) $(ARCHIVE) ## make test and every other case of it that a change can break
+test-all: $(READY) $(ARCHIVE) $(PYRIGHT)/ready ## make test and every other case of it that a change can break
 	$(BIN)/pytest $(MIXED) -m "not nightly"
 
 # What compares times of its own has the machine for itself.
@@ -94,6 +99,11 @@ $(ARCHIVE): $(READY) tests/jvm.py
 .PHONY: test-fast
 test-fast: $(READY) ## what starts no JVM and is not slow: about a minute
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not nightly"
+
+# 280 MB, most of it Node.js, so it is no part of `make setup`. tests/unit/test_types.py puts the folder on its path.
+$(PYRIGHT)/ready: $(PYRIGHT_LOCK) | $(READY)
+	$(UV_INSTALL) --target $(PYRIGHT) --require-hashes -r $(PYRIGHT_LOCK)
+	@touch $@
 
 .PHONY: test-busy
 test-busy: $(READY) $(ARCHIVE) ## make test three times beside four endless loops: no test fails because a machine is slow

@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 
     from lakemq import assignors, errors
     from lakemq.engine.client.connection import Connection
+    from lakemq.engine.client.consume.batch import ConsumerBatch
     from lakemq.engine.client.consume.consumer import Consumer
     from lakemq.engine.client.consume.group_consumer import GroupConsumer
     from lakemq.engine.client.consume.options import RebalanceListener
     from lakemq.engine.client.consume.position_consumer import AssignedConsumer
     from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+    from lakemq.engine.client.fetch.fetch_result import FetchResult, Message
+    from lakemq.engine.client.producer.delivery import RecordFuture, RecordMetadata
+    from lakemq.engine.client.producer.failures import FlushReport
     from lakemq.engine.client.producer.producer import Producer, TransactionalProducer
 
 __version__ = "0.1.0"
@@ -38,10 +42,16 @@ __all__ = [
     "AssignedConsumer",
     "Connection",
     "Consumer",
+    "ConsumerBatch",
+    "FetchResult",
+    "FlushReport",
     "GroupConsumer",
+    "Message",
     "Producer",
     "QueueConsumer",
     "RebalanceListener",
+    "RecordFuture",
+    "RecordMetadata",
     "TransactionalProducer",
     "assignors",
     "connect",
@@ -53,21 +63,29 @@ _MODULES = {
     "AssignedConsumer": f"{_CLIENT}.consume.position_consumer",
     "Connection": f"{_CLIENT}.connection",
     "Consumer": f"{_CLIENT}.consume.consumer",
+    "ConsumerBatch": f"{_CLIENT}.consume.batch",
+    "FetchResult": f"{_CLIENT}.fetch.fetch_result",
+    "FlushReport": f"{_CLIENT}.producer.failures",
     "GroupConsumer": f"{_CLIENT}.consume.group_consumer",
+    "Message": f"{_CLIENT}.fetch.fetch_result",
     "Producer": f"{_CLIENT}.producer.producer",
     "QueueConsumer": f"{_CLIENT}.consume.queue_consumer",
     "RebalanceListener": f"{_CLIENT}.consume.options",
+    "RecordFuture": f"{_CLIENT}.producer.delivery",
+    "RecordMetadata": f"{_CLIENT}.producer.delivery",
     "TransactionalProducer": f"{_CLIENT}.producer.producer",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use, because executors import lakemq without the client's dependencies."""
-    if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
-    if name in ("assignors", "errors", "spark"):
-        return import_module(f"lakemq.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # for type checkers there are the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first use, because executors import lakemq without the client's dependencies."""
+        if name in _MODULES:
+            return getattr(import_module(_MODULES[name]), name)
+        if name in ("assignors", "errors", "spark"):
+            return import_module(f"lakemq.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -73,10 +73,10 @@ class OpenObjects:
                 return
             producers = list(self.producers)
             for producer in producers:
-                producer.check_can_wait()
+                producer._check_can_wait()
             self._is_closed = True
         for producer in producers:
-            producer.stop_accepting()
+            producer._stop_accepting()
         members = list(self.members)
         if any(member.has_to_leave for member in members) or self.producers.have_open_work():
             self._serve_again()

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 SCHEMA = "id STRING, customer STRING, amount BIGINT"
 spark = SparkSession.active()
-PATH = spark.conf.get("orders.path")
+PATH = str(spark.conf.get("orders.path"))
 
 
 @dp.table

@@ -119,8 +119,7 @@ def test_the_wheel_installs_into_a_fresh_environment_and_says_hello(installed: P
     """As docs/setup.md says; the packages that it needs are those of this environment, as no network is asked."""
     site = find_site_packages(installed)
     # a folder named in a .pth is searched last, and its own .pth files, such as the editable install's, are not read
-    packages = Path(site, "packages.pth")
-    packages.write_text(sysconfig.get_path("purelib"))
+    Path(site, "packages.pth").write_text(sysconfig.get_path("purelib"))
     where = python_says("import lakemq; print(lakemq.__file__)", executable=installed, cwd=tmp_path)
     assert where == f"{site}/lakemq/__init__.py"
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
@@ -129,64 +128,6 @@ def test_the_wheel_installs_into_a_fresh_environment_and_says_hello(installed: P
     command = [installed.parent / "lakemq", "--path", "data/shop", "fetch", "orders", "--output", "json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 1000
-    packages.unlink()  # mypy reads all packages that it sees, for half a minute
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_users_get_the_types_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
-    """The first lines of the program are right, and mypy reveals their types. It refuses each of the others."""
-    program = tmp_path / "program.py"
-    assert Path(find_site_packages(installed), "lakemq/py.typed").exists()
-    right = """
-import lakemq.aio
-
-mq: lakemq.Connection = lakemq.connect('data/mq')
-reveal_type(mq)
-reveal_type(mq.consumer('g', topics=['t']))
-reveal_type(mq.consumer('g', topics={'t'}, protocol='classic', session_timeout_ms=9_000))
-reveal_type(mq.consumer('g', assign=['t', ('u', 0)]))
-reveal_type(mq.producer(linger_ms=0, acks='all'))
-reveal_type(mq.producer('shop', on_error='fail'))
-reveal_type(lakemq.errors.NotLeader)
-aio: lakemq.aio.AsyncConnection
-reveal_type(aio.consumer('g', topics=['t']))
-reveal_type(aio.producer().send('t', 'v'))
-"""
-    wrong = """mq.topics.create(7)
-mq.consumer('g', topics='orders')
-mq.consumer('g', topics=['t'], auto_offset_reset='begin')
-mq.consumer('g', topics=['t'], protocol='share')
-mq.consumer('g', topics=['t'], isolation='serializable')
-mq.consumer('g', topics=['t'], session_timeout='9s')
-mq.consumer('g', assign=['t'], assignor='range')
-mq.consumer('g', topics=['t'], protocol='classic').nack(1)
-mq.producer(lingerms=5)
-mq.producer(acks='1')
-mq.producer().commit_transaction()
-mq.stream('g', topics=['t'], assign=['t'])
-mq.fetch('t', isolation='committed')
-aio.consumer('g', topics='orders')
-aio.consumer('g', topics=['t'], protocol='classic').nack(1)
-aio.producer(lingerms=5)
-"""
-    program.write_text(right + wrong)
-    options = ["--ignore-missing-imports", "--python-executable", str(installed), str(program)]
-    mypy = [sys.executable, "-m", "mypy", *options]
-    said = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False).stdout.splitlines()
-    names = [line.rpartition(".")[2].partition('"')[0] for line in said if "Revealed type" in line]
-    consumers = ["QueueConsumer", "GroupConsumer", "AssignedConsumer"]
-    assert names == [
-        "Connection",
-        *consumers,
-        "Producer",
-        "TransactionalProducer",
-        "NotLeader",
-        "AsyncQueueConsumer",
-        "RecordFuture",
-    ]
-    refused = {int(line.split(":")[1]) for line in said if ": error" in line}
-    assert refused == {right.count("\n") + 1 + number for number in range(wrong.count("\n"))}
 
 
 def test_no_page_installs_a_name_that_is_not_published() -> None:

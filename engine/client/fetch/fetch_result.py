@@ -36,15 +36,27 @@ T = TypeVar("T")
 
 
 class Message(NamedTuple):
-    """A message. delivery_count: in a queue group, how often it was delivered, this delivery included."""
+    """A message.
+
+    Attributes:
+        topic: name of the topic.
+        partition: number of the partition.
+        offset: its offset in the partition.
+        timestamp: its time, in UTC.
+        key: None if it was sent without a key.
+        value: None if it was sent without a value.
+        headers: pairs of a name and a value.
+        delivery_count: in a queue group, how often it was delivered, this delivery included.
+    """
 
     topic: str
     partition: int
     offset: int
     timestamp: datetime
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
+    # Any, not None: a program knows what its topics hold, so type checkers shall not ask for a check before each use.
+    key: bytes | Any
+    value: bytes | Any
+    headers: tuple[tuple[str, bytes | Any], ...]
     delivery_count: int = 1
 
     @property

@@ -59,7 +59,7 @@ class RecordMetadata:
     offset: int
     timestamp_ms: int
     deliver_at_ms: int | None = None
-    receipt: str | None = None
+    receipt: str | Any = None
 
 
 class Placement:
@@ -365,7 +365,7 @@ class RecordFuture(Future[RecordMetadata]):
         return self._batch.metadata(self._index)
 
     @property
-    def receipt(self) -> str | None:
+    def receipt(self) -> str | Any:
         """Text that cancels a delayed record; None if it is not delayed. Waits and raises as `result`."""
         return self.result().receipt
 

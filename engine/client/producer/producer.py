@@ -61,7 +61,7 @@ class Producer(RecordProducer):
             self._batches,
             clock,
             options.delivery_timeout_ms,
-            self.stop_accepting,
+            self._stop_accepting,
         )
 
     if not TYPE_CHECKING:  # for type checkers there is no such attribute, and `hasattr` says so, too
@@ -81,29 +81,29 @@ class Producer(RecordProducer):
         self._monitor.check_can_wait()
         self._finish()
 
-    def has_open_work(self) -> bool:
+    def _has_open_work(self) -> bool:
         """Return whether `close` has something to send that a sequencer must answer."""
         with self._lock:
             return self._buffer.held_bytes > 0
 
     # -- at exit: see OpenProducers ---------------------------------------------------------------------
 
-    def start_ending(self) -> None:
+    def _start_ending(self) -> None:
         """Refuse later records, and send the buffer without waiting for `linger_ms`."""
         with self._lock:
-            self.stop_accepting()
+            self._stop_accepting()
             self._buffer.drain()
 
-    def wait_for_end(self, timeout_s: float) -> None:
-        """Wait until all batches are settled after `start_ending`, or the time is over."""
+    def _wait_for_end(self, timeout_s: float) -> None:
+        """Wait until all batches are settled after `_start_ending`, or the time is over."""
         self._sender.join(timeout_s)
 
-    def unsettled_count(self) -> int:
+    def _unsettled_count(self) -> int:
         """Return the number of messages that wait or are on their way."""
         with self._lock:
             return sum(batch.record_count for batch in self._buffer.list_unsettled())
 
-    def describe_losses(self) -> str | None:
+    def _describe_losses(self) -> str | None:
         """Describe messages that failed without any thread getting the error, or have no answer yet; None: none."""
         with self._lock:
             failed, waiting = self._failures.list_unreported(), self._buffer.list_unsettled()
@@ -118,7 +118,7 @@ class Producer(RecordProducer):
         why = str(failed[0].error) if failed else "No sequencer answered."
         return f"Messages were not delivered, or not acknowledged: {topics}. {why}"
 
-    def end_at_exit(self) -> None:
+    def _end_at_exit(self) -> None:
         """Finish at exit, once everything is sent. Nothing is left to do here."""
 
 
@@ -152,7 +152,7 @@ class TransactionalProducer(RecordProducer):
         self._transactions = transactions
         self._batches = TransactionBatches(publisher, transactions, self._buffer, self._settler, self._monitor, clock)
         self._sender = Sender(
-            self._buffer, self._settler, self._batches, clock, options.delivery_timeout_ms, self.stop_accepting
+            self._buffer, self._settler, self._batches, clock, options.delivery_timeout_ms, self._stop_accepting
         )
 
     def init_transactions(self) -> None:
@@ -224,7 +224,7 @@ class TransactionalProducer(RecordProducer):
             self._check_open()
         self._batches.abort()
 
-    def has_open_work(self) -> bool:
+    def _has_open_work(self) -> bool:
         """Return whether `close` has a transaction to abort, or something to send."""
         if self._transactions.is_open:
             return True
@@ -234,7 +234,7 @@ class TransactionalProducer(RecordProducer):
     def close(self) -> None:
         """Close the producer, and abort an open transaction. Without an answer, its timeout aborts it later."""
         self._monitor.check_can_wait()
-        self.stop_accepting()
+        self._stop_accepting()
         with close_after(self._finish):
             try:
                 self._transactions.wait_while_ending()
@@ -247,25 +247,25 @@ class TransactionalProducer(RecordProducer):
 
     # -- at exit ----------------------------------------------------------------------------------------
 
-    def start_ending(self) -> None:
-        """Refuse later records. The buffer belongs to a transaction, which `end_at_exit` aborts."""
-        self.stop_accepting()
+    def _start_ending(self) -> None:
+        """Refuse later records. The buffer belongs to a transaction, which `_end_at_exit` aborts."""
+        self._stop_accepting()
 
-    def wait_for_end(self, timeout_s: float) -> None:
+    def _wait_for_end(self, timeout_s: float) -> None:
         """Return at once: an open transaction is aborted, so its records need not arrive."""
 
-    def unsettled_count(self) -> int:
+    def _unsettled_count(self) -> int:
         """Return 0: records without a commit are aborted."""
         return 0
 
-    def describe_losses(self) -> str | None:
+    def _describe_losses(self) -> str | None:
         """Describe the transaction that was left open; None: there is none."""
         if not self._transactions.is_open:
             return None
         name = self._transactions.transactional_id
         return f"The transaction of {name!r} was open. It is aborted, with its messages."
 
-    def end_at_exit(self) -> None:
+    def _end_at_exit(self) -> None:
         """Abort the open transaction. Without an answer, its timeout aborts it later."""
         with suppress(LakeMQError):
             self.close()

@@ -76,7 +76,7 @@ class OpenProducers:
         """Forget the producers that Ctrl-C left open, and log what they did not deliver."""
         for producer in self:
             self.discard(producer)
-            log.warning("Interrupted. %s", producer.describe_losses() or "The producer is still closing.")
+            log.warning("Interrupted. %s", producer._describe_losses() or "The producer is still closing.")
 
     def __iter__(self) -> Iterator[RecordProducer]:
         with self._lock:
@@ -87,7 +87,7 @@ class OpenProducers:
 
     def have_open_work(self) -> bool:
         """Return whether closing them sends something that a sequencer must answer."""
-        return any(producer.has_open_work() for producer in self)
+        return any(producer._has_open_work() for producer in self)
 
     def finish_at_exit(self, timeout_s: float = EXIT_TIMEOUT_S) -> None:
         """Send what is left, within `timeout_s`, and say on stderr what was not delivered."""
@@ -98,24 +98,24 @@ class OpenProducers:
             self._serve()
         producers = list(self)
         for producer in producers:
-            producer.start_ending()
+            producer._start_ending()
         self._wait(producers, min(deadline_s, time.monotonic() + _QUIET_S))
-        waiting = sum(producer.unsettled_count() for producer in producers)
+        waiting = sum(producer._unsettled_count() for producer in producers)
         if waiting and time.monotonic() < deadline_s:
             _print_to_stderr(
                 f"waiting up to {timeout_s:g} s for {waiting} messages that were not flushed. Ctrl-C gives them up."
             )
             self._wait(producers, deadline_s)
         for producer in producers:
-            if undelivered := producer.describe_losses():
+            if undelivered := producer._describe_losses():
                 _print_to_stderr(f"{undelivered} {_ADVICE}")
         for producer in producers:
-            producer.end_at_exit()
+            producer._end_at_exit()
 
     @staticmethod
     def _wait(producers: list[RecordProducer], deadline_s: float) -> None:
         for producer in producers:
-            producer.wait_for_end(max(0.0, deadline_s - time.monotonic()))
+            producer._wait_for_end(max(0.0, deadline_s - time.monotonic()))
 
 
 def _print_to_stderr(sentence: str) -> None:

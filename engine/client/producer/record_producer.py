@@ -243,24 +243,24 @@ class RecordProducer(ProcessBound, ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if not process.end_block(kind, self.close):
             self._on_close(self)
-            log.warning("Interrupted. %s", self.describe_losses() or "The producer is still closing.")
+            log.warning("Interrupted. %s", self._describe_losses() or "The producer is still closing.")
 
     def _finish(self) -> None:
         """Send the buffer, and end. Later records are refused. Raises what `flush` raises."""
         with self._lock:
             self._failures.start_tracking()
-            self.stop_accepting()
+            self._stop_accepting()
             self._buffer.drain()
         self._sender.join()
         self._on_close(self)
         with self._lock:
             self._failures.raise_unreported()
 
-    def check_can_wait(self) -> None:
+    def _check_can_wait(self) -> None:
         """Raise IllegalState where the producer cannot be closed: in a forked process, or in its own callback."""
         self._monitor.check_can_wait()
 
-    def stop_accepting(self) -> None:
+    def _stop_accepting(self) -> None:
         """Refuse later records. What is in the buffer is still sent."""
         with self._lock:
             self._is_closed = True
@@ -268,27 +268,27 @@ class RecordProducer(ProcessBound, ABC):
             self._monitor.changed.notify_all()  # wakes threads that wait for room
 
     @abstractmethod
-    def has_open_work(self) -> bool:
+    def _has_open_work(self) -> bool:
         """Return whether `close` sends something that a sequencer must answer."""
 
     # -- at exit: see OpenProducers ---------------------------------------------------------------------
 
     @abstractmethod
-    def start_ending(self) -> None:
+    def _start_ending(self) -> None:
         """Refuse later records, and begin to end."""
 
     @abstractmethod
-    def wait_for_end(self, timeout_s: float) -> None:
-        """Wait until all that must arrive has arrived after `start_ending`, or the time is over."""
+    def _wait_for_end(self, timeout_s: float) -> None:
+        """Wait until all that must arrive has arrived after `_start_ending`, or the time is over."""
 
     @abstractmethod
-    def unsettled_count(self) -> int:
+    def _unsettled_count(self) -> int:
         """Return the number of messages that must arrive and are not acknowledged."""
 
     @abstractmethod
-    def describe_losses(self) -> str | None:
+    def _describe_losses(self) -> str | None:
         """Describe what the program loses without an error; None: nothing."""
 
     @abstractmethod
-    def end_at_exit(self) -> None:
+    def _end_at_exit(self) -> None:
         """Finish, once everything is sent or the time is over."""
