@@ -151,13 +151,19 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the Python blocks of each page as a program."""
+    """A folder with the Python blocks of each page as a program; those with a name are programs of their own."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "page_names.py").write_text(PAGE_NAMES)
     for page in ("README.md", *(path.name for path in DOCS.glob("*.md"))):
-        if blocks := read_blocks(page, "python[^\n]*"):
-            program = "\n".join(["from page_names import *"] * (page in PAGES_WITHOUT_BEGINNING) + blocks)
-            (folder / f"{page.removesuffix('.md').replace('-', '_')}_page.py").write_text(program)
+        name = page.removesuffix(".md").replace("-", "_")
+        beginning = "from page_names import *\n"
+        if blocks := read_blocks(page, "python"):
+            begins = beginning if page in PAGES_WITHOUT_BEGINNING else ""
+            (folder / f"{name}_page.py").write_text(begins + "\n".join(blocks))
+        for number, block in enumerate(read_blocks(page, "python [^\n]*")):
+            (folder / f"{name}_program{number}.py").write_text(
+                block if "import lakemq\n" in block else beginning + block
+            )
     assert len([*folder.iterdir()]) > 20
     return folder
 
