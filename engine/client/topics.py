@@ -28,6 +28,7 @@ from ..protocol.values.topics import (
     TopicDone,
 )
 from .arguments import parse_flag, parse_mapping, parse_offsets, parse_texts, parse_topic_name, parse_whole_number
+from .html_table import build_field_table, build_html_table
 from .requests.requester import Requester
 from .schemas.compatibility import check_changed_schema, check_new_schema
 from .schemas.topic_schema import TopicSchema, open_topic_schema
@@ -71,6 +72,9 @@ class TopicDescription:
     def offset_count(self) -> int:
         """Number of offsets in the log: messages, records of open and aborted transactions, and markers."""
         return sum(self.end_offsets) - sum(self.beginning_offsets)
+
+    def _repr_html_(self) -> str:
+        return build_field_table(self, f"topic {self.topic}")
 
 
 class QueryNewestState(Protocol):
@@ -151,6 +155,11 @@ class Topics(ProcessBound):
     def list(self) -> list[TopicDescription]:
         """Return all topics, sorted by name."""
         return self._look(lambda state: [_describe_topic(state.topic(name)) for name in sorted(state.topic_ids)])
+
+    def _repr_html_(self) -> str:
+        topics = self.list()
+        rows = ((topic.topic, topic.partitions, topic.offset_count, topic.config) for topic in topics)
+        return build_html_table(f"{len(topics)} topics", ("topic", "partitions", "offsets", "config"), rows)
 
     def describe(self, topic: str) -> TopicDescription:
         """Return a topic. Raises UnknownTopicOrPartition, InvalidTopic."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cached_property, reduce
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from ...protocol.values.assignments import TopicIdPartition
 from ..arguments import parse_flag
 from ..fetch.arrow import FETCHED
 from ..fetch.fetch_result import FetchResult, Message
+from ..html_table import SHOWN_MESSAGES, build_message_table
 from ..offsets import ConsumedOffsets, TopicPartition
 
 if TYPE_CHECKING:
@@ -194,6 +195,9 @@ class ConsumerBatch(ProcessBound):
 
     def __bool__(self) -> bool:
         return self.record_count > 0
+
+    def _repr_html_(self) -> str:
+        return build_message_table(Message._fields, islice(self, SHOWN_MESSAGES), self.record_count)
 
 
 # The batch of a `queue` group: messages to acknowledge, how often each was delivered, and the outcomes they get.

@@ -23,6 +23,7 @@ from lakemq.tables.storage.native_calls import NATIVE_CALLS
 from ...namespace.namespace import Namespace
 from ...namespace.process import ProcessBound
 from ...protocol.errors import FileTruncated, IllegalState
+from ..html_table import SHOWN_MESSAGES, build_message_table
 from ..schemas import SchemaRule
 from ..tracing import API, open_span
 from .arrow import append_parsed, fetch_arrow
@@ -206,6 +207,12 @@ class FetchResult(ProcessBound):
 
     def __len__(self) -> int:
         return self.record_count
+
+    def _repr_html_(self) -> str:
+        tables = self.pieces(SHOWN_MESSAGES)
+        batches = chain.from_iterable(table.to_batches() for table in tables)
+        messages = chain.from_iterable(map(_iterate_messages, batches))
+        return build_message_table(Message._fields, messages, self.record_count)
 
 
 def _iterate_messages(batch: pa.RecordBatch) -> Iterator[Message]:

@@ -18,6 +18,7 @@ from ...protocol.values.assignments import (
 )
 from ...protocol.values.base import copy_fields, find_shared_fields
 from ...protocol.values.state import State
+from ..html_table import build_field_table
 from .lag import Consumption, LagOrigin, list_partition_lags
 from .stalls import NO_NOTES, MemberNotes, Stall, find_stalls
 
@@ -85,6 +86,9 @@ class GroupInfo:
     consumption_rate: float | None
     rate_window_ms: int | None
     unacknowledged: int = 0
+
+    def _repr_html_(self) -> str:
+        return build_field_table(self, f"group {self.group}")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from ..arguments import (
     parse_topics_and_partitions,
     parse_whole_number,
 )
+from ..html_table import build_html_table
 from ..requests.requester import Requester
 from .group_info import (
     AssignmentInfo,
@@ -322,6 +323,11 @@ class Groups(ProcessBound):
             for name in list_group_names(state)
         )
         return [group for group in groups if not chosen_states or group.state in chosen_states]
+
+    def _repr_html_(self) -> str:
+        groups = self.all(rates=False)
+        rows = ((group.group, group.protocol, group.state, group.members, group.lag) for group in groups)
+        return build_html_table(f"{len(groups)} groups", ("group", "protocol", "state", "members", "lag"), rows)
 
     def describe(self, group: str) -> GroupInfo:
         """Return one group. Raises GroupIdNotFound, InvalidGroupId."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ...namespace import process
 from ...protocol.errors import LakeMQError
+from ..html_table import build_html_table
 
 _MAX_FAILURES = 1000
 """Failures that are kept. Each holds an error object and what its traceback refers to."""
@@ -225,3 +226,8 @@ class FlushReport:
     def offsets(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Return (topic, partition) -> first and last acknowledged offset."""
         return {tp: (span.first_offset, span.last_offset) for tp, span in self.spans.items()}
+
+    def _repr_html_(self) -> str:
+        caption = f"{self.rejected_count} rows rejected, {self.waiting_count} waiting"
+        rows = ((*tp, *span) for tp, span in self.spans.items())
+        return build_html_table(caption, ("topic", "partition", *AcknowledgedSpan._fields), rows)

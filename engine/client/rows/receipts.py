@@ -19,6 +19,7 @@ from ...protocol.errors import InvalidReceipt
 from ...protocol.names import shorten
 from ...protocol.values.delays import RangeKey
 from ...protocol.values.log import Published, Unit, WaitingUnit
+from ..html_table import build_html_table
 from .placing import RowPlacement
 
 _PLACE = r"(?:[0-9a-f]{1,16}\.){3,4}[0-9a-f]{1,16}"
@@ -205,6 +206,11 @@ class PublishedRows:
     @classmethod
     def of(cls, published: Published, known: Receipts | None = None, warnings: Sequence[str] = ()) -> PublishedRows:
         return cls(published.units, published.rejected_count, published.duplicate, published.waiting, known, warnings)
+
+    def _repr_html_(self) -> str:
+        caption = f"{self.record_count} rows published, {self.rejected_count} rejected"
+        rows = ((unit.topic, unit.partition, unit.base_offset, unit.record_count) for unit in self.units)
+        return build_html_table(caption, ("topic", "partition", "base_offset", "record_count"), rows)
 
     def receipts(self) -> pa.Table:
         """Return a table of the delayed rows: row (the caller's number), deliver_at, receipt.
