@@ -182,11 +182,16 @@ def run_pyright(folder: Path, ignored_rules: tuple[str, ...] = ()) -> list[tuple
     command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]
     env = {**os.environ, "PYTHONPATH": str(PYRIGHT)}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    found = json.loads(done.stdout)
-    assert found["summary"]["filesAnalyzed"] > 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] > 0, done.stderr
     return [
-        (Path(said["file"]).name, said["range"]["start"]["line"] + 1, said["severity"], said["message"])
-        for said in found["generalDiagnostics"]
+        (
+            Path(diagnostic["file"]).name,
+            diagnostic["range"]["start"]["line"] + 1,
+            diagnostic["severity"],
+            diagnostic["message"],
+        )
+        for diagnostic in report["generalDiagnostics"]
     ]
 
 
@@ -203,13 +208,15 @@ def test_pyright_accepts_the_examples_in_its_strict_mode(examples: Path) -> None
 
 
 def test_mypy_accepts_the_programs_of_pages(pages: Path) -> None:
-    said = re.findall(r"^(.*?):(\d+): error", output := run_mypy(pages, *MYPY_FOR_PAGES), re.MULTILINE)
-    assert find_lines(pages, ((file, int(line)) for file, line in said)) == {DELIBERATE}, output
+    errors = re.findall(r"^(.*?):(\d+): error", output := run_mypy(pages, *MYPY_FOR_PAGES), re.MULTILINE)
+    assert find_lines(pages, ((file, int(line)) for file, line in errors)) == {DELIBERATE}, output
 
 
 def test_pyright_accepts_the_programs_of_pages(pages: Path) -> None:
-    said = run_pyright(pages, PYRIGHT_FOR_PAGES)
-    assert find_lines(pages, ((file, line) for file, line, _, _ in said)) == {DELIBERATE, NOT_IN_STUBS}, said
+    diagnostics = run_pyright(pages, PYRIGHT_FOR_PAGES)
+    assert find_lines(pages, ((file, line) for file, line, _, _ in diagnostics)) == {DELIBERATE, NOT_IN_STUBS}, (
+        diagnostics
+    )
 
 
 @pytest.fixture(scope="module")
@@ -224,25 +231,25 @@ WRONG_LINES = {RIGHT.count("\n") + 1 + number for number in range(WRONG.count("\
 
 
 def test_mypy_knows_the_types_of_users_and_refuses_each_wrong_use(uses: Path) -> None:
-    said = run_mypy(uses)
-    revealed = re.findall(r'Revealed type is "(.*)"', said)
+    output = run_mypy(uses)
+    revealed = re.findall(r'Revealed type is "(.*)"', output)
     assert [re.sub(r"[\w.]*\.", "", type_) for type_ in revealed] == REVEALED
-    assert {int(line) for line in re.findall(r":(\d+): error", said)} == WRONG_LINES, said
+    assert {int(line) for line in re.findall(r":(\d+): error", output)} == WRONG_LINES, output
 
 
 def test_pyright_knows_the_types_of_users_and_refuses_each_wrong_use(uses: Path) -> None:
-    """Of Arrow's tables, too: pyarrow-stubs has these, and mypy knows of none."""
+    """Unlike mypy, pyright also sees pyarrow-stubs, so tables of Arrow have types."""
     (uses / "arrow.py").write_text("import lakemq\nmq = lakemq.connect('data/mq')\nreveal_type(mq.sql('x'))\n")
     with (uses / "arrow.py").open("a") as file:
         file.write("reveal_type(mq.tail('t'))\n")
-    said = run_pyright(uses, ("reportUnusedExpression", "reportUnusedCallResult"))
+    diagnostics = run_pyright(uses, ("reportUnusedExpression", "reportUnusedCallResult"))
     revealed = {
         file: [
             message.split(" is ")[1].strip('"')
-            for name, _, level, message in said
+            for name, _, level, message in diagnostics
             if (name, level) == (file, "information")
         ]
         for file in ("program.py", "arrow.py")
     }
     assert revealed == {"program.py": REVEALED, "arrow.py": ["Table", "Iterator[Table]"]}
-    assert {line for _, line, level, _ in said if level == "error"} == WRONG_LINES, said
+    assert {line for _, line, level, _ in diagnostics if level == "error"} == WRONG_LINES, diagnostics
