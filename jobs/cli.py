@@ -29,6 +29,7 @@ from lakemq.jobs.commands import (
     status,
     topics,
     transactions,
+    worker,
 )
 from lakemq.jobs.commands.shared.context import Session
 from lakemq.jobs.commands.shared.examples import add_examples
@@ -165,6 +166,7 @@ publish.add_to(app)
 messages.add_to(app)
 groups.add_offsets_to(app)
 consume.add_to(app)
+worker.add_to(app)
 query.add_to(app)
 transactions.add_to(app)
 delayed.add_to(app)

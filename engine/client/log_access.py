@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
@@ -12,6 +14,7 @@ from ..namespace.clock import Clock
 from ..namespace.process import ProcessBound
 from ..protocol.errors import InvalidRequest
 from .arguments import (
+    check_option_names,
     check_unit,
     parse_fetch_position,
     parse_flag,
@@ -28,7 +31,8 @@ from .consume.consumer import Consumer
 from .consume.consumers import ConsumerFactory
 from .consume.group_consumer import MemberConsumer
 from .consume.group_stream import GroupStream
-from .consume.options import Names, Protocol, RebalanceListener
+from .consume.options import MEMBER_OPTIONS, Names, Protocol, RebalanceListener
+from .consume.worker import BACKOFF_MS, Backoff, Errors, Handler, WorkerReport, run_worker
 from .fetch.fetch_result import FetchResult
 from .fetch.fetcher import Fetcher
 from .fetch.plan import Bounds, FetchPosition, Isolation
@@ -301,6 +305,68 @@ class LogAccess(ProcessBound):
             return self._consumers.create_for_partitions(group, assigned, options)
         return self._consumers.create_member(
             group, topics, protocol, options, lambda member: self._open.register(member, self._open.members.add)
+        )
+
+    def run_worker(
+        self,
+        handler: Handler,
+        topics: Names,
+        *,
+        group: str,
+        concurrency: int = 8,
+        retry_for: Errors = Exception,
+        reject_for: Errors = (),
+        backoff_ms: Backoff = BACKOFF_MS,
+        time_limit_ms: int | None = None,
+        stop_timeout_ms: int = 20_000,
+        stop: threading.Event | None = None,
+        **options: Unpack[MemberKeywords],
+    ) -> WorkerReport:
+        """Call a handler for each message of a queue group, in several threads, until the worker is stopped.
+
+        A message is acknowledged when its handler returns. If the handler raises an error, the message is delivered
+        again, or becomes a dead letter that shows the error. Messages of a key are handled one after the other.
+
+        In the main thread, SIGTERM and SIGINT stop the worker. Handlers that run may end; all other messages go back.
+
+        Args:
+            handler: is called with each message. A coroutine function runs on one event loop.
+            topics: topics to consume.
+            group: name of the group, which is a `queue` group.
+            concurrency: how many messages are handled at the same time, 1 to 1000.
+            retry_for: errors after which a message is delivered again. All others reject it.
+            reject_for: errors that reject a message, although they are in `retry_for`.
+            backoff_ms: how long a message waits before its second, third, ... delivery; the last number counts for all
+                later ones. Or a function of the message and the error. None: as `nack.backoff.ms` of the group says.
+            time_limit_ms: after this time the message fails with a TimeoutError. A coroutine is cancelled. A thread
+                cannot be stopped: it goes on, and takes no other message meanwhile. Default: no limit.
+            stop_timeout_ms: how long handlers may go on after a stop. The messages of later ones go back.
+            stop: stops the worker when it is set.
+            **options: options of `consumer`, but `pattern`, `ack_mode` and `listener`.
+
+        Returns:
+            How many messages were acknowledged, given back and rejected.
+
+        Raises:
+            BaseException: a handler raised an error that is no Exception, such as SystemExit. Its message goes back.
+            IllegalState: handlers beyond their limit have taken all threads; or the connection was closed.
+            LakeMQError: an error of `consumer`. Errors that may pass are waited out and logged.
+        """
+        self._check_open()
+        allowed = [name for name in MEMBER_OPTIONS if name not in ("pattern", "ack_mode", "listener")]
+        check_option_names(options, allowed)
+        join = partial(self.consumer, group, topics=topics, protocol="queue", **{**options, "ack_mode": "explicit"})
+        return run_worker(
+            handler,
+            lambda listener: join(listener=listener),
+            self._clock,
+            concurrency=concurrency,
+            retry_for=retry_for,
+            reject_for=reject_for,
+            backoff_ms=backoff_ms,
+            time_limit_ms=time_limit_ms,
+            stop_timeout_ms=stop_timeout_ms,
+            stop=stop,
         )
 
     def stream(

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.synchronize import Event
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from figures import Figure, median, percentile
+from figures import Figure, measure_in_turn, median, percentile
 from serving import run_sequencer
 
 import lakemq
@@ -195,6 +196,7 @@ def _reading(folder: str, messages: int) -> Iterator[Figure]:
             took_s = time.perf_counter() - start_s
         yield Figure("one member, message by message, a commit per 10,000", read / took_s / 1e6, "M/s", 0.5, ">=")
         yield from _queue(mq, min(messages, 1_000_000))
+        yield _worker(mq, min(messages, 300_000))
 
 
 def _queue(mq: Connection, messages: int) -> Iterator[Figure]:
@@ -221,6 +223,32 @@ def _queue(mq: Connection, messages: int) -> Iterator[Figure]:
         yield Figure(f"one member of a queue, acknowledged {how}", read / took_s / 1e6, "M/s", target, ">=")
         grown = (_journal_bytes(mq) - before) / read
         yield Figure(f"journal per million acknowledged {how}", grown, "MB", 5, "<=")
+
+
+def _worker(mq: Connection, messages: int) -> Figure:
+    """Compare a worker whose handler does nothing with a loop that polls and acknowledges."""
+    numbers = itertools.count()
+
+    def consume() -> None:
+        with mq.consumer(f"loop-{next(numbers)}", topics=["t"]) as consumer:
+            read = 0
+            while read < messages:
+                for message in consumer.poll(timeout_ms=5_000):
+                    consumer.ack(message)
+                    read += 1
+            consumer.flush()
+
+    def work() -> None:
+        handled, stop = itertools.count(1), threading.Event()
+        mq.run_worker(
+            lambda _: stop.set() if next(handled) == messages else None,
+            ["t"],
+            group=f"worker-{next(numbers)}",
+            stop=stop,
+        )
+
+    loop_s, worker_s = (median(times) for times in measure_in_turn([consume, work], 5))
+    return Figure("a worker with 8 threads / a loop that acknowledges each message", loop_s / worker_s, "x", 0.8, ">=")
 
 
 def _journal_bytes(mq: Connection) -> int:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ...protocol.errors import FencedMemberEpoch, IllegalState, LakeMQError, RequestTimedOut
-from ...protocol.values.deliveries import Acknowledgement, AckOutcome, Stretch, WantedMessages
+from ...protocol.values.deliveries import Acknowledgement, AckOutcome, DeliveryStatus, Stretch, WantedMessages
 from ...protocol.values.groups import Assigned
 from ..fetch.fetch_result import Message
 from ..offsets import ConsumedMessages, ConsumedOffsets, Spans, TopicPartition
@@ -204,6 +204,26 @@ class QueueMember(Member):
         reasons = self.membership.explain_missing_topics(topics)
         found = [f"{topic}-{partition}" for topic, partition in sorted(topic_partitions)]
         return FencedMemberEpoch(" ".join(reasons), found=found)
+
+    # -- for a worker, whose threads have not begun some messages of its polls -----------------------------------
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether a message that was given back comes before the later ones of its partition."""
+        return self._planner.settings is not None and self._planner.settings.policy.in_order
+
+    def has_open(self, message: Message) -> bool:
+        """Return whether the member still has the message, without an outcome."""
+        tracker = self.trackers.get((message.topic, message.partition))
+        span = message.offset, message.offset + 1, message.delivery_count
+        return tracker is not None and bool(tracker.find_open([span]))
+
+    def hide(self, messages: Iterable[Message]) -> None:
+        """Take messages back that the user has not begun: the next poll shows them again, a close returns them."""
+        for message in messages:
+            if (tracker := self.trackers.get((message.topic, message.partition))) is not None:
+                stretch = Stretch(message.offset, 1, DeliveryStatus.ACQUIRED, message.delivery_count)
+                tracker.hide([stretch])
 
     # -- what the group decides ---------------------------------------------------------------------------
 

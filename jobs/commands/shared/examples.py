@@ -33,6 +33,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tail": ("lakemq tail flights --follow", "lakemq tail flights -n 1 --output json"),
     "offsets": ("lakemq offsets flights --time 2026-01-31T12:00:00", "lakemq offsets flights weather --time earliest"),
     "consume": ("lakemq consume flights --group alerts --follow", "lakemq consume flights --group alerts --until-end"),
+    "worker": (
+        "lakemq worker shop:ship --group ship --topics orders",
+        "lakemq worker shop:ship --group ship --topics orders --time-limit-ms 30000 --reject-for ValueError",
+    ),
     "sql": (
         'lakemq sql "SELECT topic, count(*) AS messages FROM log_committed GROUP BY topic"',
         'lakemq sql "SELECT * FROM open_transactions" --wait 10',

@@ -1,0 +1,618 @@
+"""A worker: a handler is called for each message of a queue group, in several threads.
+
+How it works. One thread polls, and puts the messages into *lanes*: deques, by the hash of their keys. The other threads
+take a lane, handle some of its messages one after the other, and put it back. So messages of a key keep their order,
+and a slow one holds up its own lane only. The thread that has handled a message also acknowledges it.
+
+Invariants:
+- A lane is in `_ready`, or one thread has it, or it is empty.
+- Each message that was handed to a handler gets one outcome. Who pops the claim of the slot, records it: the thread
+  when the handler ends, or the poller when its time is over.
+- A message that no handler has got goes back unseen: its delivery does not count.
+- After a failure, no later message of the same key is handled before the failed one comes again, if the group keeps
+  that order (`nack.order` is `partition`). Polls, failures and putting into lanes hold the consumer's lock, for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from inspect import iscoroutinefunction
+from itertools import compress
+from pathlib import PurePath
+from sys import modules
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ...namespace.clock import Clock
+from ...namespace.process import start_thread
+from ...protocol.errors import FencedMemberEpoch, IllegalState, InvalidRecordState, LakeMQError
+from ..arguments import invalid_argument, parse_whole_number
+from ..fetch.fetch_result import Message
+from ..offsets import TopicPartition
+from ..tracing import API, find_links, open_span
+from .options import RebalanceListener
+from .batch import shorten_error
+from .queue_consumer import QueueConsumer
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+log = logging.getLogger("lakemq.worker")
+
+Handler = Callable[[Message], object]
+"""Handles a message. It may be a coroutine function."""
+Errors = type[Exception] | tuple[type[Exception], ...]
+Backoff = Sequence[int] | Callable[[Message, Exception], int] | None
+"""Milliseconds before each further delivery, the last for all later ones; or a function; None: as the group says."""
+
+BACKOFF_MS = (1_000, 2_000, 4_000, 8_000, 16_000)
+MAX_CONCURRENCY = 1_000
+_MAX_MS = 2**40
+_LANES = 256
+"""Keys share a lane if their hashes do. More lanes would share less, and cost more when handlers are fast."""
+_TURN = 64
+"""Messages of a lane that a thread handles before the other lanes get their turn."""
+_MOST_WAITING = 5_000
+"""Messages that wait in lanes. By default a group lets a member have 10,000."""
+_TICK_MS = 50
+"""How often the poller sends acknowledgements and looks at time limits, while it has nothing to poll for."""
+_POLL_MS = 250
+"""How long a poll waits for messages. A stop waits for the poll."""
+_KEEP_UP_MS = 1_000
+"""After this time without a poll, the worker looks whether its partitions have changed."""
+_SAY_EVERY_MS = 30_000
+"""How often a worker that waits says so."""
+_FLUSH_MS = 10_000
+
+
+class WorkerReport(NamedTuple):
+    """How many messages a worker has acknowledged, given back and rejected."""
+
+    acknowledged: int
+    given_back: int
+    rejected: int
+
+
+class Stopped(Exception):
+    """The worker was stopped before the handler of a message ended."""
+
+
+@dataclass(frozen=True)
+class RetryRule:
+    """Says what becomes of a message whose handler has failed.
+
+    Attributes:
+        retry_for: after these errors the message is delivered again; after all others it is rejected.
+        reject_for: after these it is rejected, although they are in `retry_for`.
+    """
+
+    retry_for: Errors = Exception
+    reject_for: Errors = ()
+    backoff_ms: Backoff = BACKOFF_MS
+
+    def rejects(self, error: BaseException) -> bool:
+        """Return whether the message becomes a dead letter at once. What stops the worker rejects nothing."""
+        if isinstance(error, Stopped) or not isinstance(error, Exception):
+            return False
+        return isinstance(error, self.reject_for) or not isinstance(error, self.retry_for)
+
+    def find_delay_ms(self, message: Message, error: BaseException) -> int | None:
+        """Return how long the message waits; None: as `nack.backoff.ms` of the group says."""
+        if isinstance(error, Stopped):
+            return 0
+        if self.backoff_ms is None or not isinstance(error, Exception):
+            return None
+        if callable(self.backoff_ms):
+            return parse_whole_number("backoff_ms", self.backoff_ms(message, error), 0, _MAX_MS)
+        return self.backoff_ms[min(message.delivery_count, len(self.backoff_ms)) - 1]
+
+
+def parse_retry_rule(retry_for: Any, reject_for: Any, backoff_ms: Any) -> RetryRule:
+    """Return the rule of these arguments. Raises InvalidRequest."""
+    for name, value in ("retry_for", retry_for), ("reject_for", reject_for):
+        kinds = value if isinstance(value, tuple) else (value,)
+        if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+            raise invalid_argument(name, value, "a class of exceptions, or a tuple of them")
+    if isinstance(backoff_ms, Sequence) and not isinstance(backoff_ms, str) and backoff_ms:
+        backoff_ms = [parse_whole_number("backoff_ms", delay_ms, 0, _MAX_MS) for delay_ms in backoff_ms]
+    elif not (backoff_ms is None or callable(backoff_ms)):
+        raise invalid_argument("backoff_ms", backoff_ms, "milliseconds in a list, a function, or None")
+    return RetryRule(retry_for, reject_for, backoff_ms)
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return the exception's type and text, and where it was raised: what a dead letter says."""
+    line = traceback.format_exception_only(error)[0].strip()
+    if not (frames := traceback.extract_tb(error.__traceback__)):
+        return line
+    last = frames[-1]
+    return f"{line} ({PurePath(last.filename).name}, line {last.lineno}, in {last.name})"
+
+
+class _Lane(deque[Message]):
+    """Messages that are handled one after the other. The thread that has it takes from the left without a lock."""
+
+    is_taken = False
+    """Whether it is among the ready ones, or a thread has it."""
+
+
+class _Slot:
+    """One handler thread.
+
+    Attributes:
+        claim: the message that the handler has, and since when. Who pops it records the outcome of the message.
+        late_claim: the claim that the poller has popped, because its time was over; and since when it was running.
+        lane: the lane that the thread has. A handler beyond its limit has none.
+        call: the running call of a coroutine function.
+        taken, acknowledged: how many messages it has taken and acknowledged.
+    """
+
+    def __init__(self) -> None:
+        self.claim: list[tuple[Message, int]] = []
+        self.late_claim: tuple[list[tuple[Message, int]], int] | None = None
+        self.lane: _Lane | None = None
+        self.call: Future[BaseException | None] | None = None
+        self.taken = self.acknowledged = 0
+
+    def is_stuck(self, now_ms: int, limit_ms: int) -> bool:
+        """Return whether the handler still runs, twice as long as it may."""
+        return (
+            self.late_claim is not None
+            and self.claim is self.late_claim[0]
+            and now_ms - self.late_claim[1] >= 2 * limit_ms
+        )
+
+
+class Worker(RebalanceListener):
+    """Runs a handler for the messages of a queue group. `run` returns when it was stopped."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        join: Callable[[RebalanceListener], QueueConsumer],
+        clock: Clock,
+        rule: RetryRule,
+        concurrency: int,
+        time_limit_ms: int | None,
+        stop_timeout_ms: int,
+        stop: threading.Event,
+    ) -> None:
+        """join: returns a new member of the group."""
+        self._handler, self._join, self._clock, self._rule = handler, join, clock, rule
+        self._limit_ms, self._stop_timeout_ms, self._stop = time_limit_ms, stop_timeout_ms, stop
+        self._slots = [_Slot() for _ in range(concurrency)]
+        self._lanes = [_Lane() for _ in range(_LANES)]
+        self._ready: deque[_Lane] = deque()
+        self._low = concurrency
+        """With so many ready lanes or fewer, more messages are polled."""
+        self._lock = threading.Lock()
+        self._has_work, self._has_room = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._is_ending = False
+        self._fatal: BaseException | None = None
+        self._put_count = self._given_back = self._rejected = self._taken_at_poll = 0
+        self._nacked: dict[TopicPartition, int] = {}
+        """(topic, partition) -> the lowest offset that was given back since the last poll began."""
+        self._lost: set[TopicPartition] = set()
+        """Partitions that were lost while lanes had messages of them."""
+        now_ms = clock.steady_ms()
+        self._kept_up_ms, self._said_ms = now_ms, now_ms - _SAY_EVERY_MS + 2 * _KEEP_UP_MS
+
+    def run(self) -> WorkerReport:
+        """Handle messages until `stop` is set, or an error ends the worker.
+
+        Raises:
+            BaseException: what a handler has raised that is no Exception.
+            LakeMQError: the consumer cannot go on, or handlers beyond their limit have taken all threads.
+        """
+        consumer: QueueConsumer | None = None
+        with _stop_on_signals(self._stop), _open_binder(self._handler) as self._bind:
+            while consumer is None:
+                if self._stop.is_set():
+                    return WorkerReport(0, 0, 0)
+                with self._waits_out_errors():
+                    consumer = self._join(self)
+            self._consumer = consumer
+            try:
+                for number, slot in enumerate(self._slots):
+                    start_thread(partial(self._work, slot), f"lakemq-worker-{number}")
+                log.info("A worker of group %s has started, with %d threads.", consumer.group, len(self._slots))
+                while not self._stop.is_set() and self._fatal is None:
+                    with self._waits_out_errors():
+                        if self._wants_more():
+                            self._poll()
+                        else:
+                            self._keep_up()
+            finally:
+                self._end()
+        if self._fatal is not None:
+            raise self._fatal
+        return self._report()
+
+    # -- the poller -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _waits_out_errors(self) -> Iterator[None]:
+        """Log an error that may pass, and wait for a moment. Other errors end the worker."""
+        try:
+            yield
+        except (InvalidRecordState, FencedMemberEpoch) as error:
+            log.warning("Acknowledgements were refused. Their messages are delivered again: %s", error)
+        except (LakeMQError, OSError) as error:
+            if isinstance(error, LakeMQError) and not error.retriable:
+                raise
+            self._say_wait([str(error)])
+            self._clock.sleep(_POLL_MS)
+
+    def _say_wait(self, reasons: Sequence[str]) -> None:
+        """Log why the worker waits, from time to time."""
+        now_ms = self._clock.steady_ms()
+        if reasons and now_ms - self._said_ms >= _SAY_EVERY_MS:
+            self._said_ms = now_ms
+            log.warning("The worker waits, and goes on by itself: %s", " ".join(reasons))
+
+    def _count_taken(self) -> int:
+        return sum(slot.taken for slot in self._slots)
+
+    def _wants_more(self) -> bool:
+        """Return whether to poll. If not, this has waited for room first, but not longer than a tick.
+
+        Few messages wait while handlers are slow, because messages that wait are delivered again after a rebalance.
+        If the waiting ones are all of a few keys, more are polled to find others.
+        """
+        with self._lock:
+            taken = self._count_taken()
+            most = min(max(20 * len(self._slots), 2 * (taken - self._taken_at_poll)), _MOST_WAITING)
+            if len(self._ready) <= self._low and self._put_count - taken < most:
+                return True
+            self._has_room.wait(_TICK_MS / 1000)
+            return False
+
+    def _poll(self) -> None:
+        """Put the next messages into lanes: twice as many as were taken since the poll before."""
+        consumer, self._nacked = self._consumer, {}
+        with consumer._lock.own:
+            consumer._ack_sender.refusals.raise_all()
+        taken = self._count_taken()
+        if taken == self._put_count:
+            self._lost.clear()
+        count = min(max(2 * len(self._slots), 2 * (taken - self._taken_at_poll)), _MOST_WAITING)
+        self._taken_at_poll, self._kept_up_ms = taken, self._clock.steady_ms()
+        try:
+            batch = consumer._poll(count, _POLL_MS)
+        except IllegalState:
+            if consumer._lock.is_closed:
+                raise
+            return self._keep_up()  # the worker has as many messages as the group lets a member have
+        self._watch_handlers()
+        if not batch:
+            return self._say_wait(batch.waits_for)
+        try:
+            messages = list(batch)
+        except BaseException:  # the store failed: the next poll returns them again
+            with consumer._lock.own, suppress(LakeMQError, OSError):
+                consumer._reader.mark_unseen(batch)
+            raise
+        with consumer._lock.own, self._lock:
+            self._put(messages)
+
+    def _put(self, messages: list[Message]) -> None:
+        """Put messages into lanes, but not those after a message that was given back meanwhile. Holds both locks."""
+        if self._nacked:
+            is_held = [m.offset > self._nacked.get((m.topic, m.partition), m.offset) for m in messages]
+            self._consumer._member.hide(compress(messages, is_held))
+            messages = [message for message, held in zip(messages, is_held, strict=True) if not held]
+        for message in messages:
+            key = message[4]
+            lane = self._lanes[hash(message[2] if key is None else key) % _LANES]
+            lane.append(message)
+            if not lane.is_taken:
+                lane.is_taken = True
+                self._ready.append(lane)
+        self._put_count += len(messages)
+        self._low = max(len(self._slots), len(self._ready) // 2)
+        self._has_work.notify(len(messages))
+
+    def _keep_up(self) -> None:
+        """Watch the handlers, send acknowledgements, and take in what the group has decided, without polling."""
+        consumer = self._consumer
+        self._watch_handlers()
+        with consumer._lock.own:
+            if self._clock.steady_ms() - self._kept_up_ms >= _KEEP_UP_MS:
+                self._kept_up_ms = self._clock.steady_ms()
+                consumer._reader.begin_poll(newest=True)
+            consumer._ack_sender.send()
+
+    def on_lost(self, partitions: list[TopicPartition]) -> None:
+        """Let threads check whether the worker still has the messages that wait."""
+        self._lost.update(partitions)
+
+    def _watch_handlers(self) -> None:
+        """Give up the messages of handlers beyond their limit. Raises IllegalState if these have taken all threads."""
+        now_ms, limit_ms = self._clock.steady_ms(), self._limit_ms
+        if limit_ms is None:
+            return
+        for slot in self._slots:
+            claim = slot.claim
+            if any(now_ms - since_ms >= limit_ms for _, since_ms in claim):
+                error = TimeoutError(f"The handler took longer than its limit of {limit_ms} ms.")
+                self._take_away(slot, claim, error)
+        if all(slot.is_stuck(now_ms, limit_ms) for slot in self._slots):
+            raise IllegalState(
+                "No thread of the worker is left: each runs a handler that does not end. Start the process again.",
+                found=f"{len(self._slots)} handlers that have run for {2 * limit_ms} ms or longer",
+                expected=f"at most {limit_ms} ms, which is time_limit_ms",
+            )
+
+    def _take_away(self, slot: _Slot, claim: list[tuple[Message, int]], error: Exception) -> None:
+        """Record the failure of a handler that still runs. A thread cannot be stopped; a coroutine is cancelled."""
+        lane = slot.lane
+        try:
+            message, since_ms = claim.pop()
+        except IndexError:  # the handler has just ended
+            return
+        slot.late_claim = claim, since_ms
+        if slot.call is not None:
+            slot.call.cancel()
+        self._fail(message, lane, error)
+        with self._lock:
+            if lane is not None and slot.lane is lane:
+                slot.lane = None
+                self._return_lane(lane)
+
+    def _end(self) -> None:
+        """Let handlers end, give back all other messages, and leave the group."""
+        with self._lock:
+            self._is_ending = True
+            self._has_work.notify_all()
+        deadline_ms = self._clock.steady_ms() + self._stop_timeout_ms
+        while any(slot.lane is not None for slot in self._slots) and self._clock.steady_ms() < deadline_ms:
+            with self._lock:
+                self._has_room.wait(_TICK_MS / 1000)
+            with suppress(LakeMQError, OSError):
+                self._keep_up()
+        for slot in self._slots:
+            self._take_away(slot, slot.claim, Stopped("The handler had not ended in time."))
+        consumer = self._consumer
+        try:
+            with consumer._lock.own:
+                for lane in self._lanes:
+                    consumer._member.hide(lane)
+            consumer.flush(_FLUSH_MS)
+        except LakeMQError as error:
+            log.warning("Some messages may be delivered again: %s", error)
+        consumer.close()
+        log.info(
+            "The worker of group %s has stopped: %d messages acknowledged, %d given back, %d rejected.",
+            consumer.group,
+            *self._report(),
+        )
+
+    def _report(self) -> WorkerReport:
+        return WorkerReport(sum(slot.acknowledged for slot in self._slots), self._given_back, self._rejected)
+
+    # -- the handler threads ----------------------------------------------------------------------------
+
+    def _work(self, slot: _Slot) -> None:
+        """Handle messages, lane by lane, until the worker ends."""
+        lane: _Lane | None = None
+        try:
+            while (lane := self._next_lane(slot, lane)) is not None:
+                lane = self._handle_some(slot, lane)
+        except BaseException as error:  # never a silent end
+            self._fatal = self._fatal or error
+
+    def _next_lane(self, slot: _Slot, lane: _Lane | None) -> _Lane | None:
+        """Give back a lane, and return the next one; None at the end."""
+        with self._lock:
+            if lane is not None:
+                self._return_lane(lane)
+            slot.lane = None
+            while not self._is_ending and (self._stop.is_set() or not self._ready):
+                self._has_work.wait()  # `_end` ends it
+            if len(self._ready) <= self._low or self._is_ending:
+                self._has_room.notify()
+            if self._is_ending:
+                return None
+            slot.lane = self._ready.popleft()
+            return slot.lane
+
+    def _return_lane(self, lane: _Lane) -> None:
+        """Make a lane ready if it has messages. The lock is held."""
+        if lane:
+            self._ready.append(lane)
+            self._has_work.notify()
+        else:
+            lane.is_taken = False
+
+    def _handle_some(self, slot: _Slot, lane: _Lane) -> _Lane | None:
+        """Handle messages of a lane; return the lane, or None if the poller has taken it away."""
+        # This is the fast path: it takes no lock, and reads the clock only for a limit.
+        call = self._bind(slot) if API not in modules else partial(self._call_in_span, self._bind(slot))
+        ack, read_ms = self._consumer.ack, self._clock.steady_ms if self._limit_ms is not None else int
+        is_stopped = self._stop.is_set
+        for _ in range(_TURN):
+            if is_stopped() or self._is_ending or not lane:
+                break
+            message = lane.popleft()
+            slot.taken += 1
+            if self._lost and not self._has(message):
+                continue
+            slot.claim = claim = [(message, read_ms())]
+            try:
+                call(message)
+                failure = None
+            except BaseException as error:
+                failure = error
+            try:
+                claim.pop()
+            except IndexError:
+                slot.claim = []
+                log.warning("A handler beyond its limit has ended. %s", _name(message))
+                return None
+            if failure is not None:
+                self._fail(message, lane, failure)
+                continue
+            try:
+                # One acknowledgement gathers with the next ones. If none comes soon, a list is sent at once.
+                ack(message if lane or self._ready else [message])
+                slot.acknowledged += 1
+            except LakeMQError as error:
+                log.warning("An acknowledgement was refused. The message is delivered again: %s", error)
+        return lane
+
+    def _has(self, message: Message) -> bool:
+        with self._consumer._lock.own:
+            return self._consumer._member.has_open(message)
+
+    def _call_in_span(self, call: Handler, message: Message) -> None:
+        group = self._consumer.group
+        named = {"consumer.group.name": group, "destination.name": message.topic}
+        links = partial(find_links, [list(message.headers)])
+        with open_span("process", "process", group, named, "CONSUMER", links):
+            call(message)
+
+    def _fail(self, message: Message, lane: _Lane | None, error: BaseException) -> None:
+        """Reject the message or give it back. What is no Exception also ends the worker."""
+        consumer, text = self._consumer, shorten_error(describe_failure(error))
+        rejects, delay_ms = self._rule.rejects(error), self._find_delay_ms(message, error)
+        try:
+            with consumer._lock.own:
+                if rejects:
+                    consumer.reject(message, text)
+                    self._rejected += 1
+                else:
+                    consumer.nack(message, delay_ms, text)
+                    self._given_back += 1
+                    self._hold_back(message, lane)
+        except LakeMQError as refusal:
+            log.warning("The outcome of a message was refused, so it is delivered again: %s", refusal)
+        outcome = "rejected" if rejects else "given back"
+        trace = error if error.__traceback__ else None
+        log.warning("A handler failed. The message is %s. %s: %s", outcome, _name(message), text, exc_info=trace)
+        if not isinstance(error, Exception):
+            self._fatal = self._fatal or error
+
+    def _find_delay_ms(self, message: Message, error: BaseException) -> int | None:
+        try:
+            return self._rule.find_delay_ms(message, error)
+        except Exception as failure:
+            log.error("backoff_ms failed, so nack.backoff.ms of the group counts: %s", describe_failure(failure))
+            return None
+
+    def _hold_back(self, message: Message, lane: _Lane | None) -> None:
+        """Return the later messages of the lane's partition unseen, if they must not overtake the one given back.
+
+        The consumer's lock is held, and the thread of the lane takes nothing from it meanwhile.
+        """
+        if not self._consumer._member.keeps_order:
+            return
+        tp = message.topic, message.partition
+        self._nacked[tp] = min(message.offset, self._nacked.get(tp, message.offset))
+        later = [m for m in lane or () if (m.topic, m.partition) == tp and m.offset > message.offset]
+        if later and lane is not None:
+            kept = [m for m in lane if m not in later]
+            lane.clear()
+            lane.extend(kept)
+            self._consumer._member.hide(later)
+            with self._lock:
+                self._put_count -= len(later)
+
+
+def _name(message: Message) -> str:
+    return f"{message.topic}-{message.partition}, offset {message.offset}, delivery {message.delivery_count}"
+
+
+# Around a worker: signals, and the event loop of a coroutine function.
+
+
+@contextmanager
+def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
+    """Let the first SIGTERM or SIGINT set the event, and the second one end the process. Only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(number: int, _: object) -> None:
+        if stop.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        stop.set()  # no thread of the worker waits for the event: `set` would take the lock of such a wait
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _open_binder(handler: Handler) -> Iterator[Callable[[_Slot], Handler]]:
+    """Yield a function that returns what a thread calls: the handler, or a call that waits for its coroutine."""
+    if not (iscoroutinefunction(handler) or iscoroutinefunction(type(handler).__call__)):
+        yield lambda slot: handler
+        return
+    import asyncio  # most handlers do without
+
+    loop = asyncio.new_event_loop()
+    thread = start_thread(loop.run_forever, "lakemq-worker-loop")
+
+    async def run(message: Message) -> BaseException | None:
+        try:
+            await cast(Awaitable[object], handler(message))
+        except asyncio.CancelledError:
+            return TimeoutError("The handler was cancelled.")
+        except BaseException as error:  # SystemExit would end the loop
+            return error
+        return None
+
+    def call(slot: _Slot, message: Message) -> None:
+        slot.call = asyncio.run_coroutine_threadsafe(run(message), loop)
+        if (error := slot.call.result()) is not None:
+            raise error
+
+    try:
+        yield lambda slot: partial(call, slot)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_KEEP_UP_MS / 1000)
+
+
+# The call of users.
+
+
+def run_worker(
+    handler: Any,
+    join: Callable[[RebalanceListener], QueueConsumer],
+    clock: Clock,
+    *,
+    concurrency: Any,
+    retry_for: Any,
+    reject_for: Any,
+    backoff_ms: Any,
+    time_limit_ms: Any,
+    stop_timeout_ms: Any,
+    stop: Any,
+) -> WorkerReport:
+    """Check the arguments of `mq.run_worker`, and run the worker. Raises what that raises."""
+    if not callable(handler):
+        raise invalid_argument("handler", handler, "a function of a message")
+    if not (stop is None or isinstance(stop, threading.Event)):
+        raise invalid_argument("stop", stop, "a threading.Event")
+    return Worker(
+        handler,
+        join,
+        clock,
+        parse_retry_rule(retry_for, reject_for, backoff_ms),
+        parse_whole_number("concurrency", concurrency, 1, MAX_CONCURRENCY),
+        None if time_limit_ms is None else parse_whole_number("time_limit_ms", time_limit_ms, 1, _MAX_MS),
+        parse_whole_number("stop_timeout_ms", stop_timeout_ms, 0, _MAX_MS),
+        stop or threading.Event(),
+    ).run()

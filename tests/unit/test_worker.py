@@ -1,0 +1,433 @@
+"""Workers: what becomes of messages whose handlers return, fail, take too long, or are stopped."""
+
+# ruff: noqa: F401, F811  # fixtures are imported
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+from unit.pages import read_blocks, run_program
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.worker import WorkerReport, describe_failure
+from lakemq.engine.client.fetch.fetch_result import Message
+from lakemq.errors import IllegalState, InvalidConfig, InvalidRequest, LakeMQError
+from lakemq.jobs.cli import app
+from lakemq.testing import (
+    MovableClock,
+    _mq_folder,
+    mq,
+    mq_clock,
+    mq_settings,
+    read_dead_letters,
+    wait_until,
+    wait_until_idle,
+)
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 60
+
+
+class Running:
+    """A worker in a thread."""
+
+    def __init__(self, mq: Connection, handler: Callable[[Message], object], **options: Any) -> None:
+        self.stop = threading.Event()
+        self.report: WorkerReport | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(mq, handler), kwargs=options)
+        self._thread.start()
+
+    def _run(self, mq: Connection, handler: Callable[[Message], object], **options: Any) -> None:
+        try:
+            self.report = mq.run_worker(handler, ["orders"], group="ship", stop=self.stop, **options)
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> None:
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def end(self) -> WorkerReport:
+        self.stop.set()
+        self.join()
+        assert self.error is None
+        assert self.report is not None
+        return self.report
+
+
+@pytest.fixture
+def start(mq: Connection) -> Iterator[Callable[..., Running]]:
+    mq.topics.create("orders", 1)
+    workers: list[Running] = []
+
+    def start(handler: Callable[[Message], object], **options: Any) -> Running:
+        workers.append(Running(mq, handler, **options))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.stop.set()
+        worker.join()
+
+
+def publish(mq: Connection, *values: str, keys: list[str | None] | None = None) -> None:
+    mq.publish("orders", pa.table({"value": list(values), "key": pa.array(keys or [None] * len(values), pa.string())}))
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    wait_until(condition, what, PATIENCE_S)
+
+
+def test_each_message_is_acknowledged_when_its_handler_returns(mq: Connection, start: Callable[..., Running]) -> None:
+    publish(mq, *(f"order {n}" for n in range(500)))
+    handled: list[bytes | None] = []
+    worker = start(lambda message: handled.append(message.value))
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert worker.end() == WorkerReport(500, 0, 0)
+    assert set(handled) == {f"order {n}".encode() for n in range(500)}
+
+
+def test_messages_of_a_key_are_handled_in_order_and_never_at_the_same_time(
+    mq: Connection, start: Callable[..., Running]
+) -> None:
+    publish(mq, *(f"{n}" for n in range(400)), keys=[f"key {n % 7}" for n in range(400)])
+    running: dict[bytes | None, int] = {}
+    handled: dict[bytes | None, list[int]] = {}
+    failed: set[int] = set()
+    overlaps: list[Message] = []
+
+    def handle(message: Message) -> None:
+        if running.get(message.key):
+            overlaps.append(message)
+        running[message.key] = 1
+        try:
+            number = int(message.value or b"")
+            if number % 50 == 0 and number not in failed:
+                failed.add(number)
+                raise ValueError("the first time")
+            handled.setdefault(message.key, []).append(number)
+        finally:
+            running[message.key] = 0
+
+    worker = start(handle, backoff_ms=[0])
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert worker.end() == WorkerReport(400, 8, 0)
+    assert overlaps == []
+    assert handled == {f"key {k}".encode(): list(range(k, 400, 7)) for k in range(7)}
+
+
+def test_handlers_run_at_the_same_time(mq: Connection, start: Callable[..., Running]) -> None:
+    publish(mq, *(f"order {n}" for n in range(4)))
+    together = threading.Barrier(4)
+    worker = start(lambda message: together.wait(PATIENCE_S), concurrency=4)
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert worker.end() == WorkerReport(4, 0, 0)
+
+
+def test_coroutines_run_at_the_same_time_on_one_loop(mq: Connection, start: Callable[..., Running]) -> None:
+    publish(mq, *(f"order {n}" for n in range(4)))
+    begun: list[int] = []
+    loops: set[int] = set()
+
+    async def handle(message: Message) -> None:
+        begun.append(message.offset)
+        loops.add(id(asyncio.get_running_loop()))
+        while len(begun) < 4:
+            await asyncio.sleep(0.001)
+
+    worker = start(handle, concurrency=4)
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert worker.end() == WorkerReport(4, 0, 0)
+    assert len(loops) == 1
+
+
+def test_a_failed_message_comes_again_after_its_back_off_and_then_becomes_a_dead_letter(
+    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
+) -> None:
+    mq.groups.create("ship", {"group.protocol": "queue", "max.redelivery.count": 1})
+    publish(mq, "a book")
+    tried: list[int] = []
+
+    def handle(message: Message) -> None:
+        tried.append(message.delivery_count)
+        raise OSError("out of paper")
+
+    worker = start(handle, backoff_ms=[30 * 60_000])
+    wait_for(lambda: tried, "the first delivery")
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert tried == [1]
+    mq_clock.advance(minutes=30)
+    (letter,) = read_dead_letters(mq, "ship", at_least=1, timeout_s=PATIENCE_S)
+    assert (letter.value, letter.reason, tried) == (b"a book", "given_up", [1, 2])
+    assert letter.error.startswith("OSError: out of paper (test_worker.py, line ")
+    assert letter.error.endswith(", in handle)")
+    assert worker.end() == WorkerReport(0, 2, 0)
+
+
+@pytest.mark.parametrize("options", [{"reject_for": ValueError}, {"retry_for": (OSError,)}])
+def test_an_error_that_is_not_retried_makes_a_dead_letter_at_once(
+    mq: Connection, start: Callable[..., Running], options: dict[str, Any]
+) -> None:
+    publish(mq, "a book", "a pen")
+
+    def handle(message: Message) -> None:
+        if message.value == b"a book":
+            raise ValueError("no such book")
+
+    worker = start(handle, **options)
+    (letter,) = read_dead_letters(mq, "ship", at_least=1, timeout_s=PATIENCE_S)
+    assert (letter.reason, letter.delivery_count) == ("rejected", 1)
+    assert letter.error.startswith("ValueError: no such book (")
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert worker.end() == WorkerReport(1, 0, 1)
+
+
+def test_the_back_off_may_be_a_function_and_its_error_does_not_end_the_worker(
+    mq: Connection, start: Callable[..., Running]
+) -> None:
+    publish(mq, "a book")
+    asked: list[tuple[int, str]] = []
+
+    def handle(message: Message) -> None:
+        if message.delivery_count < 3:
+            raise ValueError("not yet")
+
+    def find_delay_ms(message: Message, error: Exception) -> int:
+        asked.append((message.delivery_count, str(error)))
+        return 1 // (message.delivery_count - 1)  # fails for the first delivery
+
+    worker = start(handle, backoff_ms=find_delay_ms)
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    wait_for(lambda: len(asked) == 2, "two failures")
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert asked == [(1, "not yet"), (2, "not yet")]
+    assert worker.end() == WorkerReport(1, 2, 0)
+
+
+def test_a_message_beyond_its_time_limit_is_given_back_while_its_handler_goes_on(
+    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
+) -> None:
+    publish(mq, "a book")
+    begun: list[int] = []
+    may_end = threading.Event()
+
+    def handle(message: Message) -> None:
+        begun.append(message.delivery_count)
+        if message.delivery_count == 1:
+            may_end.wait(PATIENCE_S)
+
+    worker = start(handle, time_limit_ms=3_600_000, backoff_ms=[0], concurrency=2)
+    wait_for(lambda: begun, "the handler")
+    mq_clock.advance(hours=1)
+    wait_for(lambda: begun == [1, 2], "the next delivery")
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    may_end.set()
+    assert worker.end() == WorkerReport(1, 1, 0)
+
+
+def test_a_coroutine_beyond_its_time_limit_is_cancelled(
+    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
+) -> None:
+    publish(mq, "a book")
+    begun: list[int] = []
+    cancelled = threading.Event()
+
+    async def handle(message: Message) -> None:
+        begun.append(message.delivery_count)
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    worker = start(handle, time_limit_ms=3_600_000, reject_for=TimeoutError)
+    wait_for(lambda: begun, "the handler")
+    mq_clock.advance(hours=1)
+    (letter,) = read_dead_letters(mq, "ship", at_least=1, timeout_s=PATIENCE_S)
+    assert letter.error == "TimeoutError: The handler took longer than its limit of 3600000 ms."
+    assert cancelled.wait(PATIENCE_S)
+    assert worker.end() == WorkerReport(0, 0, 1)
+
+
+def test_a_worker_ends_with_an_error_when_handlers_that_do_not_end_have_all_threads(
+    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
+) -> None:
+    publish(mq, "a book", "a pen")
+    begun: list[int] = []
+    may_end = threading.Event()
+
+    def handle(message: Message) -> None:
+        begun.append(message.offset)
+        may_end.wait(PATIENCE_S)
+
+    worker = start(handle, time_limit_ms=3_600_000, concurrency=1, stop_timeout_ms=0)
+    wait_for(lambda: begun, "the handler")
+    mq_clock.advance(hours=1)
+    wait_for(lambda: mq.groups.lag("ship")[0].lag == 2, "the lag")
+    mq_clock.advance(hours=2)
+    worker.join()
+    may_end.set()
+    assert isinstance(worker.error, IllegalState)
+    assert begun == [0]
+
+
+def test_a_stopped_worker_lets_handlers_end_and_gives_back_the_rest_unseen(
+    mq: Connection, start: Callable[..., Running]
+) -> None:
+    publish(mq, *(f"order {n}" for n in range(20)))
+    begun: list[int] = []
+    may_end = threading.Event()
+
+    def handle(message: Message) -> None:
+        begun.append(message.offset)
+        may_end.wait(PATIENCE_S)
+
+    worker = start(handle, concurrency=2)
+    wait_for(lambda: len(begun) == 2, "two handlers")
+    worker.stop.set()
+    may_end.set()
+    assert worker.end() == WorkerReport(2, 0, 0)
+    with mq.consumer("ship", topics=["orders"]) as other:
+        rest: list[Message] = []
+        wait_for(lambda: rest.__iadd__(other.poll(timeout_ms=100)) and len(rest) >= 18, "the rest")
+        assert sorted(message.offset for message in rest) == sorted(set(range(20)) - set(begun))
+        assert {message.delivery_count for message in rest} == {1}
+
+
+def test_a_handler_that_does_not_end_after_a_stop_gives_its_message_back(
+    mq: Connection, start: Callable[..., Running]
+) -> None:
+    publish(mq, "a book")
+    begun, may_end = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        begun.set()
+        may_end.wait(PATIENCE_S)
+
+    worker = start(handle, stop_timeout_ms=0, retry_for=KeyError)
+    assert begun.wait(PATIENCE_S)
+    assert worker.end() == WorkerReport(0, 1, 0)
+    may_end.set()
+    with mq.consumer("ship", topics=["orders"]) as other:
+        (message,) = other.poll(timeout_ms=60_000)
+        assert message.delivery_count == 2
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_an_error_that_is_no_exception_ends_the_worker_and_its_message_goes_back(
+    mq: Connection, start: Callable[..., Running], is_coroutine: bool
+) -> None:
+    publish(mq, "a book")
+
+    def handle(message: Message) -> None:
+        raise SystemExit(3)
+
+    async def handle_later(message: Message) -> None:
+        raise SystemExit(3)
+
+    worker = start(handle_later if is_coroutine else handle)
+    worker.join()
+    assert isinstance(worker.error, SystemExit)
+    assert worker.error.code == 3
+    with mq.consumer("ship", topics=["orders"]) as other:
+        (message,) = other.poll(timeout_ms=60_000)
+        assert message.delivery_count == 2
+
+
+def test_a_worker_waits_for_a_sequencer_and_says_so(
+    mq: Connection, start: Callable[..., Running], caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(mq, "a book")
+    handled: list[bytes | None] = []
+    (serving,) = mq._open.serving
+    worker = start(lambda message: handled.append(message.value))
+    wait_for(lambda: handled, "the first message")
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    serving.close()
+    mq_clock = mq._clock
+    assert isinstance(mq_clock, MovableClock)
+    mq_clock.ahead_ms += 60_000
+    wait_for(lambda: worker.error is None, "the worker")
+    with mq.serving():
+        publish(mq, "a pen")
+        wait_for(lambda: len(handled) == 2, "the second message")
+        assert worker.end().acknowledged == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"concurrency": 0}, InvalidRequest),
+        ({"retry_for": SystemExit}, InvalidRequest),
+        ({"backoff_ms": []}, InvalidRequest),
+        ({"backoff_ms": [-1]}, InvalidRequest),
+        ({"stop": True}, InvalidRequest),
+        ({"ack_mode": "auto"}, InvalidConfig),
+    ],
+)
+def test_arguments_that_are_not_valid_are_refused(mq: Connection, options: dict[str, Any], error: type) -> None:
+    with pytest.raises(error):
+        mq.run_worker(print, ["orders"], group="ship", **options)
+    with pytest.raises(InvalidRequest, match="handler"):
+        mq.run_worker("print", ["orders"], group="ship")  # type: ignore[arg-type]
+
+
+def test_a_failure_is_described_by_type_text_and_place() -> None:
+    assert describe_failure(ValueError("no\tbook")) == "ValueError: no\tbook"
+
+
+@pytest.mark.parametrize(
+    ("handler", "complaint"),
+    [
+        ("ship", "found ship, expected MODULE:NAME"),
+        ("no_such_module:ship", "module no_such_module cannot be imported"),
+        ("broken_shop:ship", "RuntimeError: no printer"),
+        ("os:no_such_name", "module os has no no_such_name"),
+        ("os:name", "os:name is no function, but str"),
+    ],
+)
+def test_the_command_refuses_what_is_no_handler(
+    handler: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_shop.py").write_text('raise RuntimeError("no printer")\n')
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(app, ["worker", handler, "--group", "ship", "--topics", "orders", "--path", "nowhere"])
+    assert ended.exit_code == 2
+    said = " ".join(ended.output.replace("│", " ").split())
+    assert complaint in said
+
+
+def is_done(path: Path) -> bool:
+    try:
+        with lakemq.connect(str(path)) as mq:
+            return sum(row.lag for row in mq.groups.lag("ship")) == 0
+    except LakeMQError:  # not yet made
+        return False
+
+
+def test_the_page_begins_with_a_program_that_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_when_done(_: float, call: Callable[[], None]) -> threading.Thread:
+        """Stop the worker when all is done, and not after the five seconds of the page."""
+        return threading.Thread(target=lambda: (wait_for(lambda: is_done(tmp_path / "data/shop"), "the end"), call()))
+
+    handler, program = read_blocks("workers.md", "python")
+    (tmp_path / "shop.py").write_text(handler)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    monkeypatch.setattr(threading, "Timer", start_when_done)
+    (printed,) = read_blocks("workers.md", "text")
+    assert run_program(program, tmp_path) == printed
+    with lakemq.connect(str(tmp_path / "data/shop")) as mq, mq.serving():
+        (letter,) = read_dead_letters(mq, "ship", at_least=1, timeout_s=PATIENCE_S)
+    page = (Path(__file__).parents[2] / "docs/workers.md").read_text(encoding="utf-8")
+    assert f"`{letter.error}`" in page
