@@ -418,7 +418,12 @@ def test_the_page_begins_with_a_program_that_prints_what_it_says(
 ) -> None:
     def start_when_done(_: float, call: Callable[[], None]) -> threading.Thread:
         """Stop the worker when all is done, and not after the five seconds of the page."""
-        return threading.Thread(target=lambda: (wait_for(lambda: is_done(tmp_path / "data/shop"), "the end"), call()))
+
+        def run() -> None:
+            wait_for(lambda: is_done(tmp_path / "data/shop"), "the end")
+            call()
+
+        return threading.Thread(target=run)
 
     handler, program = read_blocks("workers.md", "python")
     (tmp_path / "shop.py").write_text(handler)
