@@ -26,6 +26,7 @@ from lakemq.jobs.commands import (
     namespace,
     publish,
     query,
+    schedules,
     status,
     topics,
     transactions,
@@ -170,6 +171,7 @@ worker.add_to(app)
 query.add_to(app)
 transactions.add_to(app)
 delayed.add_to(app)
+schedules.add_to(app)
 dead_letters.add_to(app)
 groups.add_to(app)
 bench.add_to(app)

@@ -77,10 +77,10 @@ class MovableClock(SystemClock):
     def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
         """Put the clock ahead to a whole second, and return when what is due by then has happened.
 
-        Delayed messages are released, and messages given back with a delay may be delivered. Messages expire, and
-        transactions and the sessions of lost members time out. Open consumers of this process stay in their groups,
-        although they did not poll meanwhile. What threads of the sequencer do follows soon: wait for the removal of old
-        messages, and for dead letters.
+        Delayed messages are released, schedules publish what is due, and messages given back with a delay may be
+        delivered. Messages expire, and transactions and the sessions of lost members time out. Open consumers of this
+        process stay in their groups, although they did not poll meanwhile. What threads of the sequencer do follows
+        soon: wait for the removal of old messages, and for dead letters.
 
         Args:
             days: these and the others are added up.
@@ -130,13 +130,14 @@ class MovableClock(SystemClock):
             mq.groups.remove_members("-", ["-"])  # is refused, and by that decided
 
         def is_released() -> bool:
-            return not any(
+            state = mq._whole_state()
+            return not state.schedules.is_due(now_ms) and not any(
                 range_.published.first_due_ms <= now_ms
                 and not (range_.is_open or range_.released_count or range_.cancelled)
-                for range_ in mq._whole_state().delays.ranges
+                for range_ in state.delays.ranges
             )
 
-        wait_until(is_released, "the release of delayed messages that are due")
+        wait_until(is_released, "delayed and recurring messages that are due")
 
 
 # Waiting and looking.

@@ -57,6 +57,9 @@ VIEW_COLUMNS: dict[str, str] = {
     "headers array<struct<key:string,value:binary>>, timestamp timestamp, deliver_at timestamp, state string",
     "delayed_history": "topic string, partition int, state string, messages bigint, first_due timestamp, "
     "last_due timestamp, ended_at timestamp, late_ms bigint, ended_by string",
+    "current_schedules": "name string, topic string, cron string, time_zone string, missed string, state string, "
+    "reason string, next_at timestamp, last_at timestamp, key binary, value binary, "
+    "headers array<struct<key:string,value:binary>>",
 }
 
 
@@ -460,4 +463,24 @@ _DELAYS_VIEWS: dict[str, str] = {
 }
 
 
-VIEWS: dict[str, str] = {**_TOPICS_VIEWS, **_LOG_VIEWS, **_TRANSACTIONS_VIEWS, **_GROUPS_VIEWS, **_DELAYS_VIEWS}
+# Schedules of recurring messages.
+
+
+_CURRENT_SCHEDULES = """\
+SELECT name, topic, cron, time_zone, missed, state, reason,
+       CASE WHEN state = 'active' THEN timestamp_millis(next_at_ms) END AS next_at,
+       timestamp_millis(last_at_ms) AS last_at, key, value, headers
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY name ORDER BY step DESC) AS age FROM {database}.schedules
+) s
+WHERE age = 1 AND NOT removed"""
+
+
+VIEWS: dict[str, str] = {
+    **_TOPICS_VIEWS,
+    **_LOG_VIEWS,
+    **_TRANSACTIONS_VIEWS,
+    **_GROUPS_VIEWS,
+    **_DELAYS_VIEWS,
+    "current_schedules": _CURRENT_SCHEDULES,
+}

@@ -26,6 +26,7 @@ from lakemq.engine.protocol.codec.steps import (
 )
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules import clients
+from lakemq.engine.protocol.rules.schedules import find_due_occurrences
 from lakemq.engine.protocol.rules.timers import ObservedWaits, Time
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.dead_letters import DyingFound, RowLocation
@@ -50,11 +51,12 @@ from lakemq.engine.protocol.values.producers import (
     TransactionRef,
     waiting_unit,
 )
+from lakemq.engine.protocol.values.schedules import DueOccurrence
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
 from lakemq.engine.sequencer.assignments import PlugInThreads, TargetAssignments
 from lakemq.engine.sequencer.delay_queue import DelayQueue
-from lakemq.engine.sequencer.step_decider import Observation
+from lakemq.engine.sequencer.step_decider import Observation, decide_recurring
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
 from lakemq.tables.specs.topics import SEGMENT_SCHEMA
 
@@ -220,6 +222,21 @@ class Harness:
         self.land(entries or machine.fold(self.state, [clients.decide_renew(self.state)]))
         return [entry.record.kind for entry in entries]
 
+    def recur(self, due: Sequence[DueOccurrence] | None = None) -> list[str]:
+        """Put a step with what schedules publish, and return the kinds of its decisions.
+
+        due: the occurrences that the leader found before the step. Default: all that are due.
+        """
+        due = find_due_occurrences(self.state, self.now_ms, 1000) if due is None else due
+        machine.begin_step(self.state, self.now_ms)
+        count = sum(len(occurrence.copies) for occurrence in due)
+        file = PendingFile(SEQUENCERS_FILES | 1 << 40 | self.state.step, count)
+        entries = decide_recurring(self.state, due, file, 0)
+        riding = [JournalEntry(RowsJournaled(file.file_id, 0, count))] if count else []
+        landed = [*riding, *entries] or machine.fold(self.state, [clients.decide_renew(self.state)])
+        self.land(landed, rows=b"%d rows" % count if count else None)
+        return [entry.record.kind for entry in entries]
+
     # -- requests ---------------------------------------------------------------------------------------
 
     def create(self, topic: str = "t", partitions: int = 1, **more: Any) -> int:
@@ -371,7 +388,16 @@ def plain(state: State) -> dict[str, Any]:
             "open_transactions": {p: dict(firsts) for p, firsts in t.open_transactions.items()},
         }
     producers = {i: {**vars(p), "units": dict(p.units)} for i, p in state.producers.items()}
-    soft = ("topics", "producers", "shared_topics", "touched_groups", "delays", "changes", "recent_changes")
+    soft = (
+        "topics",
+        "producers",
+        "shared_topics",
+        "touched_groups",
+        "delays",
+        "schedules",
+        "changes",
+        "recent_changes",
+    )
     shallow = {part.name: getattr(state, part.name) for part in fields(state) if part.name not in soft}
     return {
         **{name: copy(value) for name, value in shallow.items()},
@@ -383,6 +409,7 @@ def plain(state: State) -> dict[str, Any]:
             "pending": dict(state.delays.pending),
             "open": {author: list(keys) for author, keys in state.delays.open.items()},
         },
+        "schedules": {schedule.name: schedule for schedule in state.schedules},
         "transactions": deepcopy(state.transactions),
         "groups": deepcopy(state.groups),
         "deliveries": deepcopy(state.deliveries),

@@ -30,6 +30,7 @@ from lakemq.engine.protocol.values.base import Transitions
 from lakemq.engine.protocol.values.dead_letters import REDRIVE_TRANSITIONS
 from lakemq.engine.protocol.values.delays import DELAY_TRANSITIONS
 from lakemq.engine.protocol.values.deliveries import DELIVERY_TRANSITIONS
+from lakemq.engine.protocol.values.schedules import SCHEDULE_TRANSITIONS
 from lakemq.engine.protocol.values.topics import LOG_TRANSITIONS
 from lakemq.engine.protocol.values.transactions import TRANSACTION_TRANSITIONS
 from lakemq.errors import LakeMQError, all_errors
@@ -284,6 +285,7 @@ def states_page() -> str:
                 "They are in [`delayed`](tables.md#delayed). A range is some rows of one data file that wait for the "
                 "same partition.",
             ),
+            *_states(SCHEDULE_TRANSITIONS, "They are in [`schedules`](tables.md#schedules)."),
         ]
     )
 

@@ -39,6 +39,7 @@ from .requests.requester import Requester
 from .rows.publication import ON_ERROR, OnError, Publication
 from .rows.receipts import PublishedRows
 from .rows.routing import RouteCache
+from .schedules import Schedules
 from .sequencers import SequencerFactory
 from .topics import Topics
 from .transactions.operations import Transactions
@@ -318,6 +319,11 @@ class Connection(LogAccess):
     def delayed(self) -> DelayedMessages:
         """Schedule, list, cancel and reschedule delayed messages."""
         return self._tools.make_delayed(self._whole_state)
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        """Create, list, pause, resume and delete schedules of recurring messages."""
+        return Schedules(self.requester, self._whole_state, self._look, self._publish_clock)
 
     @cached_property
     def groups(self) -> Groups:

@@ -349,6 +349,18 @@ class DelayTooLong(LakeMQError, name="DELAY_TOO_LONG"):
     """The delay is longer than the last of the topic's levels (delay.levels)."""
 
 
+class InvalidSchedule(LakeMQError, name="INVALID_SCHEDULE"):
+    """The name, cron expression or time zone of a schedule is not valid, or it never occurs."""
+
+
+class ScheduleAlreadyExists(LakeMQError, name="SCHEDULE_ALREADY_EXISTS"):
+    """A schedule of this name exists."""
+
+
+class UnknownSchedule(LakeMQError, name="UNKNOWN_SCHEDULE"):
+    """No schedule has this name. It may have been deleted with its topic."""
+
+
 class InvalidReceipt(LakeMQError, name="INVALID_RECEIPT"):
     """This is not a receipt of a delayed message, or it belongs to another namespace."""
 

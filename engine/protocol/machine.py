@@ -12,7 +12,19 @@ from itertools import chain
 from typing import Any
 
 from .errors import ClientEnded, LakeMQError, ThrottlingQuotaExceeded, UnknownServerError
-from .rules import clients, dead_letters, delays, deliveries, groups, log, offsets, reconciling, topics, transactions
+from .rules import (
+    clients,
+    dead_letters,
+    delays,
+    deliveries,
+    groups,
+    log,
+    offsets,
+    reconciling,
+    schedules,
+    topics,
+    transactions,
+)
 from .rules.timers import Folds, Rules, Time, Timer, Timers
 from .values.base import Record
 from .values.clients import Answered, ClientRemoved, Letter, Unreadable
@@ -28,6 +40,7 @@ SUBJECTS = (
     topics,
     log,
     delays,
+    schedules,
     transactions,
     offsets,
     groups,
@@ -150,12 +163,12 @@ def decide_timers(
 
 
 def decide_observations(
-    state: State, observations: Iterable[Any], on_error: ErrorHandler = _raise
+    state: State, observations: Iterable[Any], on_error: ErrorHandler = _raise, inputs: DecisionInputs = NO_INPUTS
 ) -> list[JournalEntry]:
     """Decide and fold what the leader has observed or computed itself. An outdated observation changes nothing."""
     entries: list[JournalEntry] = []
     for observation in observations:
-        entries += fold(state, decide_request(state, observation, NO_INPUTS, on_error).entries)
+        entries += fold(state, decide_request(state, observation, inputs, on_error).entries)
     return entries
 
 

@@ -9,13 +9,13 @@ import pyarrow.compute as pc
 
 from lakemq.tables.specs.journal import WatermarkRow
 
-from .rows import Project, Restore, clients, delays, groups, log, topics, transactions
+from .rows import Project, Restore, clients, delays, groups, log, schedules, topics, transactions
 from .rows.clients import create_state
 from .values.journal import Step, batch_steps
 from .values.state import State
 
 # Transactions come after clients and producers: restoring an id sets it on its producer.
-SUBJECTS = (topics, log, delays, clients, transactions, groups)
+SUBJECTS = (topics, log, delays, schedules, clients, transactions, groups)
 
 PROJECT: Project = {name: rows for subject in SUBJECTS for name, rows in subject.PROJECT.items()}
 """The tables in the order in which they are written. None depends on another; `messages` is written before them, and

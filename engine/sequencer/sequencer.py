@@ -438,7 +438,7 @@ class Sequencer(ProcessBound):
         ]
         term.delay_queue.read_ahead(term.state.delays, now_ms)
         has_work = letters.taken or renewal or due or observations or term.state.list_moving_groups()
-        is_due = bool(has_work) or term.delay_queue.is_due(now_ms)
+        is_due = bool(has_work) or term.delay_queue.is_due(now_ms) or term.is_occurrence_due
         entries = self._decider.decide(term, letters, renewal, due, observations) if is_due else []
         term.targets.start_missing(term.state)
         # No client waits for a projection, so the answers come first.

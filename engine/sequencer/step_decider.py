@@ -1,6 +1,7 @@
 """Decide one step: prepare the files of its letters, decide them, append the step, and count how long that took.
 
-The order within a step: requests, the lease, observations, timers, due messages, then what follows for groups.
+The order within a step: requests, the lease, observations, timers, recurring and delayed messages that are due, then
+what follows for groups.
 Rows of docs/architecture.md: publish 8.
 """
 
@@ -11,7 +12,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
@@ -24,10 +25,11 @@ from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.data_file import file_name, read_file_facts, write_data_file
 from ..protocol import machine
-from ..protocol.codec.few_rows import Rows, rows_to_table
+from ..protocol.codec.few_rows import FewRows, Header, Rows, rows_to_table
 from ..protocol.codec.steps import encode_step_rows, join_step_rows
 from ..protocol.errors import StorageError
 from ..protocol.rules.clients import decide_renew
+from ..protocol.rules.schedules import find_due_occurrences
 from ..protocol.rules.timers import Time
 from ..protocol.values.dead_letters import DyingFound
 from ..protocol.values.decision import DecisionInputs, InlineRows, Limits
@@ -35,6 +37,7 @@ from ..protocol.values.delays import RangeKey
 from ..protocol.values.groups import MemberSilent, TargetComputed
 from ..protocol.values.journal import JournalEntry, Step, is_renewal
 from ..protocol.values.log import DataFile, FilesAdded, PendingFile, Produce, RangesWritten, RowsJournaled
+from ..protocol.values.schedules import NAME_HEADER, TIME_HEADER, DueOccurrence, SchedulePaused
 from ..protocol.values.state import State
 from ..protocol.values.topics import LogOutgrown
 from .letters.intake import OpenedLetter, Quarantine, StepLetters
@@ -63,7 +66,7 @@ class PreparedStep:
         inline: the one data file for all rows that came in letters.
         added: the record that names that file.
         rows: those rows as encoded for the step, if they go there.
-        first_rows: per letter, where its rows begin in the file.
+        first_rows: per letter, and then for recurring messages, where its rows begin in the file.
         facts: by file id, what the store has of the files that requests name. None: nothing.
     """
 
@@ -88,13 +91,19 @@ class StepPreparer:
         self._pool: Workers | None = None
 
     def prepare(
-        self, taken: Sequence[OpenedLetter], pending_file: CurrentPendingFile, give_sign_of_life: Callable[[], None]
+        self,
+        taken: Sequence[OpenedLetter],
+        recurring: FewRows | None,
+        pending_file: CurrentPendingFile,
+        give_sign_of_life: Callable[[], None],
     ) -> PreparedStep:
         """Make the requests of one step. Raises StorageError if the store fails or does not answer in time.
 
-        give_sign_of_life: renews the lease if that is due. It is called repeatedly; its error ends the wait.
+        recurring: rows of recurring messages. give_sign_of_life: renews the lease if that is due. It is called
+        repeatedly; its error ends the wait.
         """
-        parts = [opened.rows for opened in taken if opened.rows is not None and opened.rows.num_rows]
+        parts: list[Rows] = [opened.rows for opened in taken if opened.rows is not None and opened.rows.num_rows]
+        parts += [] if recurring is None else [recurring]
         rows = join_step_rows(parts)
         goes_into_step = rows is not None and pending_file.has_room_for(rows.nbytes)
         named = sorted(_find_footer_hashes(taken).items())
@@ -154,9 +163,12 @@ class StepPreparer:
 
 
 def _find_first_rows(taken: Sequence[OpenedLetter], first: int) -> tuple[int, ...]:
-    """Return for each letter the row of the file at which its own rows begin. The first one's begin at `first`."""
+    """Return for each letter, and then for recurring messages, the row of the file at which its own rows begin.
+
+    The first ones begin at `first`.
+    """
     counts = (0 if opened.rows is None else opened.rows.num_rows for opened in taken)
-    return tuple(accumulate(counts, initial=first))[:-1]
+    return tuple(accumulate(counts, initial=first))
 
 
 def _find_footer_hashes(taken: Iterable[OpenedLetter]) -> dict[int, int | None]:
@@ -177,6 +189,50 @@ T = TypeVar("T")
 
 Observation = MemberSilent | TargetComputed | LogOutgrown | DyingFound | RangesWritten
 """A fact that the leader has found out in another thread, between its steps. The next step decides what follows."""
+
+
+MAX_OCCURRENCES = 1_000
+"""Most recurring messages of a step: their rows have at most 16 MB, and to find them takes a tenth of a second."""
+
+
+def build_recurring_rows(recurring: Sequence[DueOccurrence], now_ms: int) -> FewRows | None:
+    """Return a row for each copy of these occurrences; None without any. now_ms: their timestamp."""
+    copies = [(occurrence, *copy) for occurrence in recurring for copy in occurrence.copies]
+    if not copies:
+        return None
+    return FewRows(
+        [occurrence.schedule.topic for occurrence, _, _ in copies],
+        [partition for _, _, partition in copies],
+        [occurrence.schedule.key for occurrence, _, _ in copies],
+        [occurrence.schedule.value for occurrence, _, _ in copies],
+        [now_ms * 1000] * len(copies),
+        [_list_headers(occurrence) for occurrence, _, _ in copies],
+    )
+
+
+def _list_headers(occurrence: DueOccurrence) -> list[Header]:
+    schedule = occurrence.schedule
+    added = [(NAME_HEADER, schedule.name.encode()), (TIME_HEADER, str(occurrence.at_ms).encode())]
+    return [*schedule.headers, *added]
+
+
+def decide_recurring(
+    state: State, recurring: Sequence[DueOccurrence], file: DataFile | PendingFile | None, first_row: int
+) -> list[JournalEntry]:
+    """Decide and fold occurrences. Their rows are in the file from `first_row` on, in order. None: they have none."""
+    entries: list[JournalEntry] = []
+    for occurrence in recurring:
+        count, errors = len(occurrence.copies), list[Exception]()
+        inline = None if file is None else InlineRows(file, first_row, count)
+        entries += machine.decide_observations(state, [occurrence], errors.append, DecisionInputs(inline=inline))
+        if errors:  # it would fail in each step, so the schedule is paused
+            failed = replace(occurrence, error=f"The occurrence cannot be decided: {errors[0]!r}")
+            entries += machine.decide_observations(state, [failed], _log_failed_observation)
+        first_row += count
+    for entry in entries:
+        if isinstance(entry.record, SchedulePaused):
+            log.error("The schedule %s is paused. %s", entry.record.name, entry.record.reason)
+    return entries
 
 
 class StepDecider:
@@ -211,17 +267,19 @@ class StepDecider:
         observations: Sequence[Observation] = (),
     ) -> list[JournalEntry]:
         """Decide one step and append it to the log. When this returns, the step has landed."""
-        prepared = self._prepare(term, letters)
         state = term.state
+        recurring = self._find_recurring(term)
+        prepared = self._prepare(term, letters, build_recurring_rows(recurring, term.time.now_ms()))
         machine.begin_step(state, term.time.now_ms())
         entries = [JournalEntry(prepared.added)] if prepared.added else []
-        for opened, first_row in zip(letters.taken, prepared.first_rows, strict=True):
+        for opened, first_row in zip(letters.taken, prepared.first_rows, strict=False):
             entries += self._decide_letter(state, opened, first_row, prepared)
         entries += machine.fold(state, lease)
         entries += machine.decide_observations(state, observations, _log_failed_observation)
         entries += machine.decide_timers(
             state, due, self.make_time(term, state.now_ms), partial(self._log_failed_due, term)
         )
+        entries += decide_recurring(state, recurring, prepared.inline, prepared.first_rows[-1])
         entries += self._release_due_messages(term)
         entries += machine.decide_group_changes(state, _log_failed_group)
         if not entries:  # a step is never empty: the renewal is its only record then
@@ -251,6 +309,10 @@ class StepDecider:
         due = term.delay_queue.take_due(state.delays, min(state.now_ms, term.time.store_ms()))
         return [] if due is None else machine.release_delays(state, due, _log_failed_release)
 
+    def _find_recurring(self, term: Term) -> list[DueOccurrence]:
+        """Return occurrences that are due by the store's time, as delayed messages are."""
+        return find_due_occurrences(term.state, term.time.store_ms(), MAX_OCCURRENCES)
+
     def _log_failed_due(self, term: Term, due: machine.DueTimer, error: Exception) -> None:
         """Log a timer that failed unexpectedly, and skip it for the rest of the term: it would fail in each step."""
         log.error("The timer of %s met an unexpected error, and is left out: %s", due[1], error, exc_info=error)
@@ -279,8 +341,10 @@ class StepDecider:
             self._quarantine.refuse_next_time(opened.name.client_id, opened.name.number)
             raise
 
-    def _prepare(self, term: Term, letters: StepLetters) -> PreparedStep:
-        prepared = self._preparer.prepare(letters.taken, term.pending_file, lambda: self.give_sign_of_life(term))
+    def _prepare(self, term: Term, letters: StepLetters, recurring: FewRows | None) -> PreparedStep:
+        prepared = self._preparer.prepare(
+            letters.taken, recurring, term.pending_file, lambda: self.give_sign_of_life(term)
+        )
         if isinstance(prepared.added, FilesAdded):
             self._crash_point("sequencer.rows_written")
         return prepared

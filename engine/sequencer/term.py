@@ -115,8 +115,14 @@ class Term:
     def is_working(self) -> bool:
         """Whether the next step has work without a letter, or work in another thread is unfinished."""
         looks = self.retention.is_working or self.dying_search.is_working(self.state) or self.finalizing.is_working
+        looks |= self.is_occurrence_due
         is_computing = self.targets.is_working or looks or self.delay_queue.is_working(self.time.store_ms())
         return is_computing or bool(self.state.list_moving_groups())
+
+    @property
+    def is_occurrence_due(self) -> bool:
+        """Whether a recurring message is due."""
+        return self.state.schedules.is_due(self.time.store_ms())
 
     def use_lines(self, lines: LineServer | None) -> None:
         """Take letters and heartbeats also from these lines, and tell their followers of steps."""
@@ -154,6 +160,7 @@ class Term:
             self.retention.due_in_ms(),
             self.dying_search.due_in_ms(self.state),
             self.finalizing.due_in_ms(),
+            None if (at_ms := self.state.schedules.next_at_ms) is None else max(0, at_ms - self.time.store_ms()),
         )
         return min((delay for delay in (*looks, *deadlines) if delay is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""`messages`, `final_messages`, `inbox`, `rejected_rows` and `delayed`.
+"""`messages`, `final_messages`, `inbox`, `rejected_rows`, `delayed` and `schedules`.
 
 `messages` has the data files. A payload is written once, and not copied on its way to a consumer.
 """
@@ -259,4 +259,37 @@ DELAYED = TableSpec(
     keys=("file_id", "first_row", "topic_id", "reschedules"),
     sort_by=("due_hour", "topic_id", "partition", "file_id", "first_row"),
     comment="Delayed messages, as ranges of rows that are due within the same hour.",
+)
+
+
+# `schedules`: recurring messages, and when they are due next.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleRow:
+    step: int = column(INT64, "The step up to which the row is current.")
+    name: str = column(TEXT, "Name of the schedule.")
+    topic_id: int = column(INT64, "Topic of its messages.")
+    topic: str = column(TEXT, "Its name.")
+    cron: str = column(TEXT, "Cron expression of five fields.")
+    time_zone: str = column(TEXT, "IANA time zone in which the expression holds.")
+    missed: str = column(TEXT, "once or skip: what happens to occurrences that could not be published.")
+    key: bytes | None = column(BINARY, "Key of its messages, or null.", nullable=True)
+    value: bytes | None = column(BINARY, "Their payload.", nullable=True)
+    headers: list[Any] = column(HEADERS, "Their headers, without the two that each occurrence adds.")
+    next_at_ms: int = column(
+        INT64, "Its first occurrence that is not decided. While it is paused, this one is past or waits."
+    )
+    last_at_ms: int | None = column(INT64, "The last occurrence that was published; null: none yet.", nullable=True)
+    state: str = column(TEXT, "active or paused.")
+    reason: str | None = column(TEXT, "Why it is paused.", nullable=True)
+    removed: bool = column(BOOL, "Whether it was deleted, or its topic.")
+
+
+SCHEDULES = TableSpec(
+    name="schedules",
+    row=ScheduleRow,
+    shape="changelog",
+    keys=("name",),
+    comment="Schedules of recurring messages. The view current_schedules shows those that exist.",
 )

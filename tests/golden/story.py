@@ -4,7 +4,9 @@ A word of a line is a method: `ask_WORD` builds a request, `see_WORD` returns wh
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 from golden.queue_words import QueueWords, format_range, parse_tp
@@ -44,6 +46,15 @@ from lakemq.engine.protocol.values.offsets import (
     ResetPartition,
 )
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef, UnitAppended
+from lakemq.engine.protocol.values.schedules import (
+    CreateSchedule,
+    DeleteSchedule,
+    MissedPolicy,
+    OccurrenceDecided,
+    PauseSchedule,
+    ResumeSchedule,
+    ScheduleCreated,
+)
 from lakemq.engine.protocol.values.topics import (
     AlterTopic,
     CreateTopic,
@@ -108,6 +119,10 @@ class Story(QueueWords):
         elif word == "wait_ms":
             self.mq.now_ms += argument
             self.mq.expire(DAY_MS, DAY_MS, 7 * DAY_MS)
+        elif word == "clock":
+            self.mq.now_ms = parse_time_ms(argument)
+        elif word == "recur":
+            self.mq.recur()
         elif word == "deliver":
             self.mq.release(self.due_times, argument or 1000)
         elif word == "silent":
@@ -204,6 +219,28 @@ class Story(QueueWords):
 
     def ask_delete(self, _: Any, topic: str) -> AnyRequest:
         return DeleteTopic(topic)
+
+    def ask_schedule(
+        self,
+        _: Any,
+        name: str,
+        topic: str = "t",
+        cron: str = "",
+        zone: str = "UTC",
+        missed: str = "once",
+        bytes: int = 1,
+    ) -> AnyRequest:
+        """Create a schedule of messages with so many bytes."""
+        return CreateSchedule(name, topic, cron, zone, MissedPolicy(missed), value=b"v" * bytes)
+
+    def ask_pause_schedule(self, _: Any, name: str) -> AnyRequest:
+        return PauseSchedule(name)
+
+    def ask_resume_schedule(self, _: Any, name: str) -> AnyRequest:
+        return ResumeSchedule(name)
+
+    def ask_delete_schedule(self, _: Any, name: str) -> AnyRequest:
+        return DeleteSchedule(name)
 
     def ask_delete_records(self, _: Any, offsets: dict[str, int]) -> AnyRequest:
         before = {parse_tp(tp): offset for tp, offset in offsets.items()}
@@ -451,6 +488,25 @@ class Story(QueueWords):
     def see_pointer_ms(self, _: int) -> int:
         return self.mq.state.delays.pointer_ms
 
+    def see_occurrences(self, expected: dict[str, list[str]]) -> dict[str, list[str]]:
+        """Return the occurrences that were published, as local times with their offset."""
+        records = [(entry.record, entry.segments) for step in self.mq.steps for entry in step.entries]
+        published: dict[str, list[str]] = {name: [] for name in expected}
+        zones: dict[str, ZoneInfo] = {}
+        for record, segments in records:
+            if isinstance(record, ScheduleCreated):
+                zones[record.schedule.name] = ZoneInfo(record.schedule.time_zone)
+            elif isinstance(record, OccurrenceDecided):
+                assert bool(len(segments)) == (record.at_ms is not None)
+                if record.at_ms is not None and record.name in published:
+                    at = datetime.fromtimestamp(record.at_ms / 1000, zones[record.name])
+                    published[record.name].append(at.isoformat(" ", "minutes"))
+        return published
+
+    def see_schedules(self, _: Any) -> dict[str, str]:
+        """Return the states of schedules."""
+        return {schedule.name: schedule.status.value for schedule in self.mq.state.schedules}
+
     def see_log_ends(self, expected: dict[str, int]) -> dict[str, int]:
         topic_partitions = {text: parse_tp(text) for text in expected}
         return {
@@ -560,6 +616,11 @@ def assert_unchanged(before: dict[str, Any], after: dict[str, Any]) -> None:
     for changed in ("transactions", "ongoing", "has_transactions") if failed else ():
         del before[changed], after[changed]
     assert before == after
+
+
+def parse_time_ms(text: str) -> int:
+    """Return a time in ISO 8601 with an offset in milliseconds."""
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
 def _text_of(text_or_repeat: Any) -> str:

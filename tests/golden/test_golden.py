@@ -30,7 +30,7 @@ def name_case(case: dict[str, Any]) -> str:
     "case",
     [
         story
-        for subject in ("topics", "sequences", "transactions", "groups", "classic", "queues", "delays")
+        for subject in ("topics", "sequences", "transactions", "groups", "classic", "queues", "delays", "schedules")
         for story in cases(f"{subject}.yaml")
     ],
     ids=name_case,

@@ -101,7 +101,8 @@ def draw_value(hint: Any, name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(hint)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return draw_struct(hint)
-    simple = {str: TEXTS_BY_NAME.get(name, texts), bool: st.booleans(), type(None): st.none(), Any: json_values}
+    simple = {str: TEXTS_BY_NAME.get(name, texts), bytes: st.binary(max_size=5), bool: st.booleans()}
+    simple |= {type(None): st.none(), Any: json_values}
     return draw_integer(name) if hint is int else simple[hint]
 
 

@@ -24,6 +24,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.position_consumer import AssignedConsumer
 from lakemq.engine.client.delayed import DelayedMessages
 from lakemq.engine.client.groups.groups import Groups
+from lakemq.engine.client.schedules import Schedules
 from lakemq.engine.client.topics import Topics
 from lakemq.engine.client.transactions.operations import Transactions
 from lakemq.errors import LakeMQError
@@ -108,6 +109,7 @@ PUBLIC = {
     "groups.": Groups,
     "transactions.": Transactions,
     "delayed.": DelayedMessages,
+    "schedules.": Schedules,
     "consumer.": AssignedConsumer,
 }
 TESTED_ELSEWHERE = {"producer", "transaction"}
@@ -136,7 +138,7 @@ def declare(name: str) -> list[inspect.Parameter]:
     return named[1:]
 
 
-def right(name: str, **values: Any) -> Arguments:
+def right(name: str, /, **values: Any) -> Arguments:
     """Return right arguments of a call, with the defaults of those that are not given. A function makes its value."""
     defaults = {p.name: p.default for p in declare(name) if p.default is not p.empty}
     return {
@@ -192,7 +194,7 @@ def calls(mq: Connection) -> list[Call]:
     written: dict[str, Any] = {"data": rows, "key": "key", "value": "value", "order_by": "n", "on_error": "fail"}
     given_up = {"key": "nobody", "predicate": "partition = 7"}
 
-    def call(name: str, make: Callable[..., Any] | None = None, of: str = "", **values: Any) -> Call:
+    def call(name: str, /, make: Callable[..., Any] | None = None, of: str = "", **values: Any) -> Call:
         return Call(name, right(of or name, **values), make or attrgetter(of or name)(mq))
 
     return [
@@ -239,6 +241,8 @@ def calls(mq: Connection) -> list[Call]:
         call("delayed.cancel_where", topic=TOPIC, **given_up),
         call("delayed.reschedule", receipt=receipt, **far),
         call("delayed.all"),
+        call("schedules.create", name="s", topic=TOPIC, cron="0 0 29 2 *", value="v"),
+        *(call(f"schedules.{what}", name="s") for what in ("describe", "pause", "resume", "delete")),
         call("step_until_idle", wait, wait_ms=0),
         call("sql", text="SELECT 1"),
     ]

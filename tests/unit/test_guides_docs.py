@@ -26,6 +26,7 @@ OUTPUTS = {
     "schemas.md": 4,
     "operations-reference.md": 0,
     "delays.md": 1,
+    "schedules.md": 1,
     "ttl.md": 1,
 }
 """Pages, with their numbers of outputs."""
@@ -63,6 +64,12 @@ def check_query_of_delays(script: str, folder: Path) -> None:
     assert output.split()[3:] == ["unpaid", "waiting", "1"]
 
 
+def check_commands_of_schedules(script: str, folder: Path) -> None:
+    created, listed = run_commands(script, folder)
+    assert "30 * * * *" in created
+    assert [line.split()[0] for line in listed.splitlines()[1:]] == ["daily", "hourly"]
+
+
 def check_query_of_ttl(script: str, folder: Path) -> None:
     (output,) = run_commands(script, folder)
     assert output.lower().split()[2:] == ["0", "false", "1", "true", "2", "false"]
@@ -72,6 +79,7 @@ CHECKS = {
     "tutorial.md": check_commands_of_the_tutorial,
     "schemas.md": check_commands_of_schemas,
     "delays.md": check_query_of_delays,
+    "schedules.md": check_commands_of_schedules,
     "ttl.md": check_query_of_ttl,
 }
 

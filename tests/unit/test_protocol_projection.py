@@ -35,6 +35,13 @@ from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
 from lakemq.engine.protocol.values.offsets import CommitOffsets, DeleteOffsets, OffsetCommit, ResetOffsets
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
+from lakemq.engine.protocol.values.schedules import (
+    CreateSchedule,
+    DeleteSchedule,
+    MissedPolicy,
+    PauseSchedule,
+    ResumeSchedule,
+)
 from lakemq.engine.protocol.values.state import Changes, State
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Topic
 from lakemq.engine.protocol.values.transactions import (
@@ -53,12 +60,14 @@ STEPS = 90
 @cache
 def build_busy_namespace(seed: int, steps: int = STEPS) -> Harness:
     """A namespace with many different events, which tests only read."""
-    chance, mq = random.Random(seed), Harness()
+    chance, of_schedules, mq = random.Random(seed), random.Random(seed), Harness()
     machine.begin_step(mq.state, mq.now_ms)
     mq.land(machine.fold(mq.state, [clients.decide_take_over(mq.state, "me", 500)]))
     for _ in range(steps):
         mq.now_ms += chance.choice([1, 1000, HOUR_MS // 2])
         happen(mq, chance)
+        if of_schedules.random() < 0.1:
+            happen_to_schedules(mq, of_schedules)
     return mq
 
 
@@ -118,6 +127,18 @@ def happen_to_delays(mq: Harness, chance: random.Random, kind: int, topic: Topic
     transaction = mq.current(name) if kind == 38 and name in mq.state.transactions else None
     more = {0: 1} if partition and chance.randrange(2) else {}
     mq.ask(mq.produce({partition: 3, **more}, topic.topic, None, 0, None, 0, file_id, transaction, {partition: due_ms}))
+
+
+def happen_to_schedules(mq: Harness, chance: random.Random) -> None:
+    names = [schedule.name for schedule in mq.state.schedules]
+    topic = chance.choice(sorted(mq.state.topic_ids) or ["none"])
+    if not names or (len(names) < 2 and chance.randrange(2)):
+        missed, name = chance.choice(list(MissedPolicy)), chance.choice("ij")
+        mq.ask(CreateSchedule(name, topic, "*/20 * * * *", "Asia/Kolkata", missed, None, b"v", [("h", b"1")]))
+        return
+    request = chance.choice([PauseSchedule, ResumeSchedule, ResumeSchedule, DeleteSchedule])
+    mq.ask(request(chance.choice(names)))
+    mq.recur()
 
 
 def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
@@ -313,6 +334,7 @@ def test_reader_without_producers_follows_topics(seed: int, step_count: int) -> 
         "has_transactions",
         "ongoing",
         "delays",
+        "schedules",
         *of_groups,
     )
     for name in left_out:
@@ -351,6 +373,7 @@ def note_all_rows(state: State) -> State:
         topics=dict.fromkeys(state.topics, step),
         producers=dict.fromkeys(state.producers, step),
         applications=dict.fromkeys(state.applications, step),
+        schedules={schedule.name: step for schedule in state.schedules},
         clients=dict.fromkeys(state.clients, step),
         transactions=dict.fromkeys(state.transactions, step),
         offsets={(group, tp): step for group, committed in state.offsets.items() for tp in committed},

@@ -44,6 +44,12 @@ from lakemq.engine.protocol.values.deliveries import (
 )
 from lakemq.engine.protocol.values.groups import GroupConfigured, Move, PartitionsAdded, PartitionsMoved
 from lakemq.engine.protocol.values.kinds import SUBJECTS
+from lakemq.engine.protocol.values.schedules import (
+    SCHEDULE_TRANSITIONS,
+    ScheduleEvent,
+    ScheduleRecord,
+    ScheduleStatus,
+)
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import (
     LOG_TRANSITIONS,
@@ -69,7 +75,7 @@ RULES = [
 ]
 
 
-BASES = (GroupRecord, TopicRecord, TransactionRecord)
+BASES = (GroupRecord, ScheduleRecord, TopicRecord, TransactionRecord)
 """Records of one subject share their first fields. They are no kinds that travel."""
 
 
@@ -135,6 +141,7 @@ TABLES_OF_TRANSITIONS = [
     (LogStatus, LogEvent, LOG_TRANSITIONS),
     (DeliveryStatus, DeliveryEvent, DELIVERY_TRANSITIONS),
     (DelayStatus, DelayEvent, DELAY_TRANSITIONS),
+    (ScheduleStatus, ScheduleEvent, SCHEDULE_TRANSITIONS),
     (Phase, PhaseEvent, PHASE_TRANSITIONS),
 ]
 

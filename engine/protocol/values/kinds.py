@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Union
 
 from ..errors import Refusal
-from . import dead_letters, delays, deliveries, groups, log, offsets, producers, topics, transactions
+from . import dead_letters, delays, deliveries, groups, log, offsets, producers, schedules, topics, transactions
 from .base import Done, Request, Result
 
-SUBJECTS = (topics, producers, log, delays, offsets, groups, deliveries, dead_letters, transactions)
+SUBJECTS = (topics, producers, log, delays, schedules, offsets, groups, deliveries, dead_letters, transactions)
 
 _RESULTS: tuple[type[Result | Refusal], ...] = (
     Done,

@@ -22,6 +22,7 @@ from .deliveries import Deliveries
 from .log import Application
 from .offsets import MAX_OFFSETS, CommittedOffset, OffsetCommit
 from .producers import ProducerState
+from .schedules import Schedule, ScheduleIndex
 from .segments import Segments
 from .topics import Topic
 from .transactions import Transaction
@@ -54,6 +55,7 @@ class Changes:
     partitions: dict[TopicIdPartition, int] = field(default_factory=dict)
     producers: dict[int, int] = field(default_factory=dict)
     applications: dict[tuple[str, str], int] = field(default_factory=dict)
+    schedules: dict[str, int] = field(default_factory=dict)
     clients: dict[str, int] = field(default_factory=dict)
     transactions: dict[str, int] = field(default_factory=dict)
     offsets: dict[tuple[str, TopicIdPartition], int] = field(default_factory=dict)
@@ -161,6 +163,7 @@ class State:
     groups_with_members: set[str] = field(default_factory=set)
     waiting_groups: set[str] = field(default_factory=set)
     delays: Delays = field(default_factory=Delays)
+    schedules: ScheduleIndex = field(default_factory=ScheduleIndex)
     shared_topics: set[int] = field(default_factory=set)
     shards: Shards = field(default_factory=Shards)
     changes: Changes = field(default_factory=Changes)
@@ -193,7 +196,7 @@ class State:
             self.subscribers[topic.topic] = topic.subscriptions
 
     def remove_topic(self, topic_id: int) -> None:
-        """Remove a topic, if it exists."""
+        """Remove a topic with its schedules, if it exists."""
         topic = self.topics.pop(topic_id, None)
         if topic is not None:
             self.changes.topics[topic_id] = self.step
@@ -201,9 +204,21 @@ class State:
             self.topic_ids.pop(topic.topic, None)
             self.unified_names.pop(unify_collision_chars(topic.topic), None)
             self.subscribers.pop(topic.topic, None)
+        for name in [schedule.name for schedule in self.schedules if schedule.topic_id == topic_id]:
+            self.remove_schedule(name)
         self.shared_topics.discard(topic_id)
         self.draining.discard(topic_id)
         self.dying = {key for key in self.dying if key[1] != topic_id}
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        """Add or replace a schedule."""
+        self.schedules.put(schedule)
+        self.changes.schedules[schedule.name] = self.step
+
+    def remove_schedule(self, name: str) -> None:
+        """Remove a schedule, if it exists."""
+        self.schedules.remove(name)
+        self.changes.schedules[name] = self.step
 
     def index_draining(self, topic: Topic) -> None:
         """Update the index of draining topics after a topic's partitions have changed."""
@@ -335,13 +350,15 @@ class State:
         )
 
     def without_clients(self, with_groups: bool) -> State:
-        """Return the state as a reader loads it, without producers, clients and delays; without groups unless asked
-        for.
+        """Return the state as a reader loads it, without producers, clients, delays and schedules; without groups
+        unless asked for.
 
         The versions of applications stay: the last steps may be in no table yet, and `find_last_version` reads both.
         """
         reduced = replace(self, producers={}, clients={}, transactions={}, ongoing=set())
-        reduced = replace(reduced, delays=Delays(), changes=Changes(), has_transactions=False)
+        reduced = replace(
+            reduced, delays=Delays(), schedules=ScheduleIndex(), changes=Changes(), has_transactions=False
+        )
         if with_groups:
             return reduced
         reduced = replace(reduced, offsets={}, deliveries={}, dying=set())

@@ -68,6 +68,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "delayed purge": ("lakemq delayed purge reminders --dry-run",),
     "delayed reschedule": ("lakemq delayed reschedule RECEIPT --delay-ms 60000",),
     "delayed release": ("lakemq delayed release", "lakemq delayed release --watch"),
+    "schedules create": (
+        "lakemq schedules create daily reports --cron '0 8 * * MON-FRI' --time-zone Europe/Berlin --value go",
+    ),
+    "schedules list": ("lakemq schedules list",),
+    "schedules pause": ("lakemq schedules pause daily",),
+    "schedules resume": ("lakemq schedules resume daily",),
+    "schedules delete": ("lakemq schedules delete daily --yes",),
     "dead-letters list": ("lakemq dead-letters list",),
     "dead-letters show": ("lakemq dead-letters show flights.dead --limit 10",),
     "dead-letters redrive": ("lakemq dead-letters redrive flights.dead --where \"reason = 'rejected'\" --rate 100",),
