@@ -64,15 +64,26 @@ def _build_stop(place: str, folder: Path) -> crash.CrashPoint:
     return reached
 
 
-def serve(path: str, config: dict[str, Any], stop_at: str | None = None, packs: bool = False) -> None:
-    """Run a sequencer, as `lakemq serve` does. packs: delays that are due within a second are packed too, in tiny
-    blocks.
+def serve(
+    path: str, config: dict[str, Any], stop_at: str | None = None, packs: bool = False, recurs_ms: int | None = None
+) -> None:
+    """Run a sequencer, as `lakemq serve` does.
+
+    packs: delays that are due within a second are packed too, in tiny blocks. recurs_ms: every cron expression occurs
+    at the multiples of this.
     """
+    from itertools import count
+
+    from lakemq.engine.protocol.rules import schedules
     from lakemq.jobs.process.streams import log_to_stderr
     from lakemq.jobs.serve import serve_until_signal
 
     if packs:
         _pack_tiny_blocks()
+    if recurs_ms is not None:
+        schedules._iterate_occurrences = lambda cron, zone, after_ms: count(
+            (after_ms // recurs_ms + 1) * recurs_ms, recurs_ms
+        )
     with connect(path, config, stop_at) as mq, log_to_stderr(logging.INFO):
         print("ready", flush=True)
         serve_until_signal(mq)

@@ -94,10 +94,15 @@ class Processes:
         stop_at: str | None = None,
         environ: Mapping[str, str] | None = None,
         packs: bool = False,
+        recurs_ms: int | None = None,
         **config: Any,
     ) -> Child:
-        """Start a sequencer, and wait until it is at work. packs: it packs delays that are due within a second."""
-        return self._start("serve", crash_at, config, environ, stop_at=stop_at, packs=packs)
+        """Start a sequencer, and wait until it is at work.
+
+        packs: it packs delays that are due within a second. recurs_ms: schedules publish at multiples of this.
+        """
+        arguments = {"stop_at": stop_at, "packs": packs, "recurs_ms": recurs_ms}
+        return self._start("serve", crash_at, config, environ, **arguments)
 
     def publish(
         self, publisher: str, count: int, by: str = "producer", crash_at: str | None = None, **config: Any

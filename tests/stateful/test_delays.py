@@ -1,4 +1,4 @@
-"""Delayed messages under random actions: the core and the leader's queue, with clocks that jump, and restarts.
+"""Delayed and recurring messages under random actions: the core and the leader's queue, clocks that jump, restarts.
 
 The rules are checked against the published messages. Each message is in its log once, not before it is due, and after
 all messages of its partition that were due before (docs/semantics.md I9).
@@ -24,6 +24,7 @@ from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rows import delays as rows_of_delays
 from lakemq.engine.protocol.rows.delays import EndedRange, find_ended_ranges
 from lakemq.engine.protocol.rules import clients
+from lakemq.engine.protocol.rules.schedules import find_due_occurrences
 from lakemq.engine.protocol.values import packed
 from lakemq.engine.protocol.values.delays import (
     CancelDelays,
@@ -36,13 +37,25 @@ from lakemq.engine.protocol.values.delays import (
     RescheduleDelays,
 )
 from lakemq.engine.protocol.values.journal import JournalEntry
-from lakemq.engine.protocol.values.log import Produce
+from lakemq.engine.protocol.values.log import PendingFile, Produce
 from lakemq.engine.protocol.values.producers import TransactionRef
+from lakemq.engine.protocol.values.schedules import (
+    CreateSchedule,
+    DeleteSchedule,
+    DueOccurrence,
+    MissedPolicy,
+    OccurrenceDecided,
+    PauseSchedule,
+    ResumeSchedule,
+    ScheduleStatus,
+)
 from lakemq.engine.protocol.values.segments import segments_to_table
 from lakemq.engine.protocol.values.topics import DeleteTopic
 from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.engine.sequencer import delay_queue
 from lakemq.engine.sequencer.delay_queue import RETRY_MS, DelayQueue
+from lakemq.engine.sequencer.step_decider import decide_recurring
+from lakemq.tables.specs.messages import SEQUENCERS_FILES
 
 Row = tuple[int, int, int]
 """Topic id, file id, row."""
@@ -66,6 +79,15 @@ class DelayedMessage:
     transaction: TransactionRef | None
     state: str
     moved: int = 0
+
+
+@dataclass
+class RecurringModel:
+    """A schedule of the model. decided_ms: all of its times up to then are over."""
+
+    decided_ms: int
+    each_ms: int
+    missed: MissedPolicy
 
 
 class LaterExecutor(Executor):
@@ -109,6 +131,7 @@ class Delays(RuleBasedStateMachine):
         self.first_rows: dict[tuple[int, int], int] = {}
         self.unreadable, self.late = set[int](), set[int]()
         self.sent: list[Produce] = []
+        self.recurring: dict[str, RecurringModel] = {}
         self.tables: Tables = {}
         self.projected = self.publishes = self.checked_steps = self.queued_step = 0
         self.producer = self.mq.producer()
@@ -266,6 +289,35 @@ class Delays(RuleBasedStateMachine):
                 if row[0] == topic_id and message.state != "released":
                     message.state = "gone"
 
+    @rule(name=st.sampled_from("ij"), missed=st.sampled_from(MissedPolicy), minutes=st.sampled_from([1, 5]))
+    def change_schedule(self, name: str, missed: MissedPolicy, minutes: int) -> None:
+        """Create a schedule; one that exists is paused, then resumed, then deleted."""
+        schedule = self.mq.state.schedules.get(name)
+        if schedule is None and "t" in self.mq.state.topic_ids:
+            self.recurring[name] = RecurringModel(self.mq.state.now_ms, minutes * 60_000, missed)
+            request: Any = CreateSchedule(name, "t", f"*/{minutes} * * * *", missed=missed)
+        elif schedule is None:
+            return
+        elif schedule.status is ScheduleStatus.PAUSED:
+            request = ResumeSchedule(name)
+        else:
+            request = PauseSchedule(name) if schedule.last_at_ms is None else DeleteSchedule(name)
+        assert not isinstance(self.mq.one(request), Refusal)
+
+    def check_occurrences(self, due: Sequence[DueOccurrence], entries: Sequence[JournalEntry]) -> None:
+        """Compare the decisions of a step with the model: the last time that is over, unless it was skipped."""
+        decided = {entry.record.name: entry.record for entry in entries if isinstance(entry.record, OccurrenceDecided)}
+        assert decided.keys() == {occurrence.schedule.name for occurrence in due}
+        for schedule in self.mq.state.schedules:
+            model, now_ms = self.recurring[schedule.name], self.mq.now_ms
+            last_ms = now_ms // model.each_ms * model.each_ms
+            if schedule.status is ScheduleStatus.PAUSED or last_ms <= model.decided_ms:
+                assert schedule.name not in decided
+                continue
+            is_skipped = model.missed is MissedPolicy.SKIP and now_ms - last_ms >= 60_000
+            assert decided[schedule.name].at_ms == (None if is_skipped else last_ms)
+            model.decided_ms = last_ms
+
     @rule(seconds=st.sampled_from([0, 1, 1, 5, 5, 30, 4_000]), reads=st.booleans())
     def time_passes(self, seconds: int, reads: bool) -> None:
         self.mq.now_ms += seconds * 1000
@@ -297,12 +349,19 @@ class Delays(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         """Put a step of the leader in which only time passes."""
+        recurring = find_due_occurrences(self.mq.state, self.mq.now_ms, 10)
         machine.begin_step(self.mq.state, self.mq.now_ms)
         self.slots.read_ahead(self.mq.state.delays, self.mq.now_ms)
-        entries = self._decide_releases()
+        entries = self._decide_recurring(recurring)
+        self.check_occurrences(recurring, entries)
+        entries += self._decide_releases()
         self.mq.land(entries or machine.fold(self.mq.state, [clients.decide_renew(self.mq.state)]))
         self.slots.pack(self.mq.state.delays, self.mq.state.step)
         self.releases_are_due_unique_and_in_order()
+
+    def _decide_recurring(self, recurring: Sequence[DueOccurrence]) -> list[JournalEntry]:
+        rows = PendingFile(SEQUENCERS_FILES | self.mq.state.step, sum(len(due.copies) for due in recurring))
+        return decide_recurring(self.mq.state, recurring, rows, 0)
 
     def _decide_releases(self) -> list[JournalEntry]:
         state = self.mq.state
@@ -322,7 +381,9 @@ class Delays(RuleBasedStateMachine):
             self.project()
         expected = plain(self.mq.state)
         if dies_in_a_step:
+            recurring = find_due_occurrences(self.mq.state, self.mq.now_ms, 10)
             machine.begin_step(self.mq.state, self.mq.now_ms)
+            self._decide_recurring(recurring)
             self._decide_releases()
         self.mq.state = machine.replay(restored(self.mark, self.tables), self.mq.steps[self.projected :])
         assert plain(self.mq.state) == expected
