@@ -37,8 +37,8 @@ from ..arguments import invalid_argument, parse_whole_number
 from ..fetch.fetch_result import Message
 from ..offsets import TopicPartition
 from ..tracing import API, find_links, open_span
-from .options import RebalanceListener
 from .batch import shorten_error
+from .options import RebalanceListener
 from .queue_consumer import QueueConsumer
 
 if TYPE_CHECKING:
