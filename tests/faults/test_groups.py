@@ -76,6 +76,7 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
     check_group(family, members, publishing.acknowledged, twice={"one"})
 
 
+@pytest.mark.extended
 def test_a_member_that_is_stopped_is_named_while_its_session_lasts(family: Processes) -> None:
     family.serve()
     member = family.consume("one", GROUP, session_ms=60_000)

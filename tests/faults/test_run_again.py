@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from targets import nightly_but
+from targets import extended_but, nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -133,7 +133,7 @@ def conf(tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", QUEUE, CLASSIC])
+@pytest.mark.parametrize("protocol", extended_but([QUEUE], ["cooperative", QUEUE, CLASSIC]))
 def test_a_job_that_is_killed_and_run_again_does_all_its_work(path: str, protocol: str) -> None:
     first = run(WORK, path, protocol, "dies")
     assert first.returncode == -signal.SIGKILL

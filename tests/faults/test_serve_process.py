@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from faults.commands import LAKEMQ, Process, lakemq, leader, values, where
 from faults.processes import PATIENCE_S, until
+from targets import extended_but
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -38,7 +39,7 @@ def test_serve_answers_until_a_signal_and_hands_the_lease_over(path: Path, start
     assert lakemq(path, "sql", "SELECT count(*) AS n FROM log_committed") == [{"n": 2}]
 
 
-@pytest.mark.parametrize("damage", ["unreadable", "lost"])
+@pytest.mark.parametrize("damage", extended_but(["unreadable"], ["unreadable", "lost"]))
 def test_serve_ends_with_a_sentence_about_a_damaged_step(
     path: Path, start: Callable[..., Process], damage: str
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_standby_that_never_led_does_not_say_that_it_hands_over_a_lease(
     assert leader(path).startswith(f"{name} leads with epoch 1")
 
 
+@pytest.mark.extended
 def test_tail_follows_until_interrupted(path: Path, start: Callable[..., Process]) -> None:
     start("serve").wait_for_line("leads with")
     lakemq(path, "topics", "create", "t")

@@ -54,6 +54,7 @@ def test_every_table_and_view_is_registered(spark: SparkSession, mq: Connection)
     assert names == {spec.name for spec in (*TABLES, *LIVE_TABLES)} | set(VIEWS)
 
 
+@pytest.mark.extended
 def test_live_tables_in_spark_are_those_of_sql_and_as_of_each_query(
     spark: SparkSession, mq: Connection, topic: str
 ) -> None:
@@ -94,6 +95,7 @@ def test_connecting_reads_no_table(spark: SparkSession, tmp_path: Path, monkeypa
     spark.sql("DROP DATABASE unread CASCADE")
 
 
+@pytest.mark.extended
 def test_spark_refuses_to_write_the_tables_of_the_engine(spark: SparkSession, tmp_path: Path) -> None:
     """Only `inbox` is open. A dropped table loses its name in this session, and is there for everybody else."""
     path = tmp_path / "guarded"

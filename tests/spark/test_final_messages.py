@@ -47,6 +47,7 @@ def copy_to_delta(messages: DataFrame, sink: Path, checkpoint: Path) -> None:
     writer.trigger(availableNow=True).start(str(sink)).awaitTermination()
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_native_stream_has_each_message_of_a_topic_once(spark: SparkSession, tmp_path: Path) -> None:
     register(spark)
@@ -153,6 +154,7 @@ def read_values(sink: Path) -> list[str]:
     return sorted(value.decode() for value in DeltaTable(str(sink)).to_pyarrow_table().column("value").to_pylist())
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_native_stream_goes_on_after_merges_and_retention(spark: SparkSession, tmp_path: Path) -> None:
     """One stream has read everything, another one a part of its first snapshot. Later there are no new messages."""

@@ -123,6 +123,7 @@ def test_a_dataframe_keeps_its_messages_and_the_next_load_sees_new_ones(
     assert (read_topic(spark, path, subscribe=topic).count(), spark.table(view).count()) == (4, 4)
 
 
+@pytest.mark.extended
 def test_rows_inserted_into_a_view_are_published(spark: SparkSession, mq: Connection, path: Path, topic: str) -> None:
     mq.topics.create(topic)
     options = f"OPTIONS (path '{path}', subscribe '{topic}', topic '{topic}')"
@@ -134,6 +135,7 @@ def test_rows_inserted_into_a_view_are_published(spark: SparkSession, mq: Connec
         spark.sql(f"CREATE TABLE table_{topic} USING lakemq {options}")
 
 
+@pytest.mark.extended
 def test_totals_of_a_stream_in_mode_update_are_published_by_foreach_batch(
     spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from targets import extended_but
 
 from lakemq.engine.client.connection import Connection
 
@@ -67,7 +68,7 @@ def forget_last_batch(checkpoint: Path) -> None:
         (checkpoint / "commits" / name).unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("publish", DOORS)
+@pytest.mark.parametrize("publish", extended_but(DOORS[:1], DOORS))
 def test_a_stream_is_published_once_though_its_last_batch_is_repeated(
     mq: Connection, topic: str, source: Source, tmp_path: Path, publish: Door
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_stream_is_published_once_though_its_last_batch_is_repeated(
     assert values(mq, topic) == ["a", "b", "c"]
 
 
+@pytest.mark.extended
 def test_an_error_of_a_batch_ends_the_stream_and_the_batch_is_tried_again(
     mq: Connection, topic: str, source: Source, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ ANY = {"type": "object", "properties": {"any": {"type": ["string", "object"]}}}
 AVRO = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_topic_with_a_schema_has_a_view_with_its_fields(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture

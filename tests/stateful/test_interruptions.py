@@ -82,6 +82,7 @@ def test_two_leaders_decide_a_letter_once(player: Player) -> None:
     player.settle()
 
 
+@pytest.mark.extended
 def test_stream_of_final_messages_finds_its_last_batch_however_late(player: Player) -> None:
     """Entries of the log, and the files they name, stay for `final.removed.ms` before the newest message."""
     folder, late_ms = Path(player.world.folder, "final_messages"), 2_000_000

@@ -144,6 +144,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.extended
 def test_a_leader_that_was_killed_is_a_finding(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     subprocess.run([sys.executable, "-c", _LEAD_AND_DIE, path], check=False)
@@ -154,6 +155,7 @@ def test_a_leader_that_was_killed_is_a_finding(tmp_path: Path) -> None:
     assert "has died without handing over its lease" in run(path, "status").stdout
 
 
+@pytest.mark.extended
 def test_dead_letters_that_cannot_be_read_are_unknown(tmp_path: Path) -> None:
     with lakemq.connect(tmp_path / "mq", create=True) as mq, mq.serving():
         mq.topics.create("mails")

@@ -293,6 +293,7 @@ def test_delayed_page_counts_what_is_due_until_an_hour_from_now(busy: BusyNamesp
         busy.mq.sql("SELECT 1", wait_ms=30_000)
 
 
+@pytest.mark.extended
 def test_delayed_page_reads_files_within_the_limits_of_a_query(busy: BusyNamespace) -> None:
     with open_browser(busy.mq, query_timeout_s=0.0) as hasty:
         page = hasty.get("/delayed")
@@ -324,6 +325,7 @@ def test_sql_reads_only_and_only_tables(browser: Browser) -> None:
         assert reason in " ".join(notices(browser.submit(page, "/sql", 400, text=query))), query
 
 
+@pytest.mark.extended
 def test_an_inbox_that_another_writer_broke_fails_only_queries_that_read_it(
     busy: BusyNamespace, browser: Browser
 ) -> None:
@@ -351,6 +353,7 @@ def test_a_query_that_takes_too_long_is_stopped(busy: BusyNamespace) -> None:
     assert "stopped after 0.3 s" in notices(page)[0]
 
 
+@pytest.mark.extended
 def test_a_long_result_is_cut(browser: Browser) -> None:
     page = browser.submit(browser.get("/sql"), "/sql", text="SELECT * FROM range(5000)")
     assert len(table_rows(page, "Result")) == 1_000

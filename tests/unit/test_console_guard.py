@@ -232,6 +232,7 @@ def _wait_for_addresses(process: subprocess.Popen[str], count: int) -> list[str]
     raise AssertionError(f"the command has ended: {process.wait()}")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_commands_serve_console_and_metrics_until_a_signal(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")

@@ -269,6 +269,7 @@ def test_members_count_what_mq_groups_counts(lagging: Lagging) -> None:
         assert member.lag() == expected, "from the positions, which are at the committed offsets"
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_descriptions_status_console_and_history_show_the_lag_of_each_group(lagging: Lagging) -> None:
     mq, expected = lagging.mq, add_up(EXPECTED)

@@ -186,6 +186,7 @@ def test_uncommitted_messages_are_left_out(mq: Connection, topic: str) -> None:
     assert read(mq, subscribe=topic).num_rows == 5
 
 
+@pytest.mark.extended
 def test_executor_reads_without_deltalake_and_duckdb(mq: Connection, topic: str, tmp_path: Path) -> None:
     mq.publish(topic, table(1000))
     reader = BatchReader(options(mq, subscribe=topic))

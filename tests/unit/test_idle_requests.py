@@ -317,6 +317,7 @@ with (
 """
 
 
+@pytest.mark.extended
 def test_idle_connections_to_all_servers_keep_no_descriptor_from_the_sequencer(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SERVE, str(tmp_path / "mq")]
     with (tmp_path / "log").open("wb") as log, ExitStack() as stack:

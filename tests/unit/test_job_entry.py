@@ -137,6 +137,7 @@ def test_option_without_a_valid_number_is_wrong_usage(arguments: list[str]) -> N
     assert ended.value.code == 2
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_jobs_that_need_no_spark_run_without_pyspark(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")

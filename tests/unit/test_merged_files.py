@@ -466,6 +466,7 @@ def test_a_damaged_file_is_left_out_and_stays(path: Path) -> None:
             mq.fetch("a").to_arrow()
 
 
+@pytest.mark.extended
 def test_file_that_unpacks_to_too_much_is_named_and_stops_no_merge_or_other_query_also_after_a_restart(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

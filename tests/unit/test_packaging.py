@@ -186,6 +186,7 @@ print([name for name in lakemq.__all__ if not hasattr(lakemq, name)], lakemq.Con
     assert python_says(code, cwd=tmp_path) == "[] Connection"
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_no_module_is_loaded_under_two_names() -> None:
     """In the checkout, where `import engine` would succeed."""

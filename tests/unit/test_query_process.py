@@ -6,6 +6,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from targets import extended_but
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import QueryLimits, run_query
@@ -22,25 +23,25 @@ def test_query_in_a_process_returns_the_first_rows_with_long_texts_cut(mq: Conne
     assert result.rows[1] == (1, "x" * 5_000, b"\x00")
 
 
+@pytest.mark.extended
 def test_values_without_a_plain_form_come_as_texts(mq: Connection) -> None:
     query = "SELECT CAST(1.50 AS DECIMAL(9, 2)), TIMESTAMP '2030-01-01 12:00:00', array(1, NULL), 1 = 1, NULL"
     (row,) = run_query_in_process(mq.namespace, query, LIMITS).rows
     assert row == ("1.50", datetime(2030, 1, 1, 12, tzinfo=UTC), [1, None], True, None)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "SELECT repeat('x', 50000000) AS text FROM range(1000)",
-        "SELECT length(t) FROM (SELECT string_agg(repeat('x', 1000000), '') AS t FROM range(3000))",
-        "SELECT array_agg(range) FROM range(300000000)",
-        "SELECT * FROM range(100000000) ORDER BY random()",
-    ],
-    ids=["rows", "text", "list", "spill"],
-)
-def test_query_that_takes_too_much_is_stopped(mq: Connection, query: str) -> None:
+LARGE_QUERIES = {
+    "rows": "SELECT repeat('x', 50000000) AS text FROM range(1000)",
+    "text": "SELECT length(t) FROM (SELECT string_agg(repeat('x', 1000000), '') AS t FROM range(3000))",
+    "list": "SELECT array_agg(range) FROM range(300000000)",
+    "spill": "SELECT * FROM range(100000000) ORDER BY random()",
+}
+
+
+@pytest.mark.parametrize("kind", extended_but(["rows"], LARGE_QUERIES))
+def test_query_that_takes_too_much_is_stopped(mq: Connection, kind: str) -> None:
     with pytest.raises(InvalidRequest, match=r"more than 256 MB|Out of Memory"):
-        run_query_in_process(mq.namespace, query, LIMITS)
+        run_query_in_process(mq.namespace, LARGE_QUERIES[kind], LIMITS)
 
 
 def test_query_that_takes_too_long_is_stopped_and_leaves_no_folder(
@@ -69,6 +70,7 @@ def test_statement_that_writes_files_is_refused(mq: Connection, statement: str) 
         run_query(mq.namespace, text)
 
 
+@pytest.mark.extended
 def test_error_of_the_process_is_that_of_the_query(mq: Connection) -> None:
     with pytest.raises(InvalidRequest, match=r"The query fails.*nosuch"):
         run_query_in_process(mq.namespace, "SELECT * FROM nosuch", LIMITS)

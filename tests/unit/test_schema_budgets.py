@@ -192,6 +192,7 @@ CASES: list[Callable[[], None]] = [
 ]
 
 
+@pytest.mark.extended
 def test_costly_schemas_and_values_take_little_memory() -> None:
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr[-2000:]

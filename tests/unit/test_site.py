@@ -109,6 +109,7 @@ def check_the_reference_shows_arguments_and_errors(site: Path) -> None:
     assert "_open_fetcher" not in page
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_is_whole(tmp_path: Path) -> None:
     """One test, because a build takes longer than all checks, and parallel tests would build once per process."""

@@ -398,6 +398,7 @@ def test_a_line_that_fails_is_tried_again_soon_and_then_less_often(files: Object
         clock.ahead_ms += int(pause_ms) + 1
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_clients_of_a_store_publish_and_fetch_on_a_line_with_tls_and_show_no_credentials(s3: S3Server) -> None:
     path = f"{s3.path(uuid.uuid4().hex)}/mq"
