@@ -3,7 +3,6 @@
 import json
 import re
 import tracemalloc
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from examples import examples
@@ -11,24 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakemq.jobs.console.parts import (
-    HEIGHT,
     MOST_ROWS,
-    WIDTH,
     Field,
     Form,
     Link,
     Notice,
-    OwnershipPeriod,
     Page,
     Table,
-    draw_bars,
-    draw_ownership,
-    format_length,
-    make_link,
     make_templates,
 )
 from lakemq.jobs.console.payloads import LONG_CHARACTERS, escape_invisible, indent_json, show_payload
-from lakemq.jobs.output import format_size
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -96,10 +87,6 @@ def test_any_bytes_are_shown_without_control_characters(data: bytes, how: str) -
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f]", text)
 
 
-def test_characters_that_reorder_text_are_escaped() -> None:
-    assert escape_invisible("a\u2066b\tc\nd\x85") == "a\\u2066b\tc\nd\\x85"
-
-
 def test_characters_that_show_nothing_are_escaped_and_letters_and_spaces_of_all_languages_stay() -> None:
     for character in "\u00ad\u200b\u2028\u2060\u3164\u034f\U000e0041":
         assert escape_invisible(f"id{character}") == "id" + character.encode("unicode_escape").decode()
@@ -119,51 +106,8 @@ def test_pages_escape_invisible_characters_wherever_text_stands_and_forms_keep_t
     assert html.count(f'value="{name}"') == 2
 
 
-def test_bars_are_as_high_as_their_values() -> None:
-    chart = draw_bars("T", [("a", 1), ("b", 0), ("c", 4)], "things")
-    assert [bar.height for bar in chart.bars] == [HEIGHT / 4, HEIGHT]
-    assert all(bar.x >= 0 and bar.x + bar.width <= WIDTH and 0 <= bar.y < HEIGHT for bar in chart.bars)
-    assert [bar.title for bar in chart.bars] == ["a: 1 things", "c: 4 things"]
-    assert chart.description == "T: at most 4 things, 5 in all"
-    assert draw_bars("T", [], "things").bars == []
-    rates = draw_bars("T", [("a", 1), ("b", 0), ("c", 4)], "per second", are_rates=True)
-    assert rates.description == "T: at most 4 per second, 1.667 on average", "a sum of rates means nothing"
-
-
-def test_owners_are_drawn_from_when_to_when_they_had_a_partition() -> None:
-    begin = datetime(2030, 1, 1, tzinfo=UTC)
-    end = begin + timedelta(minutes=10)
-    periods = [
-        OwnershipPeriod("t-0", "a", begin - timedelta(hours=1), begin + timedelta(minutes=5), "joined"),
-        OwnershipPeriod("t-0", "b", begin + timedelta(minutes=5), None, "handoff"),
-        OwnershipPeriod("t-1", "a", begin - timedelta(hours=2), begin - timedelta(hours=1), "joined"),
-    ]
-    first, second = draw_ownership("T", periods, begin, end).bars
-    assert (first.width, second.width) == (second.width, first.width)
-    assert first.x + first.width == pytest.approx(second.x)
-    assert second.x + second.width == pytest.approx(WIDTH)
-    assert first.colour != second.colour
-
-
-def test_figures_have_units_that_suit_them() -> None:
-    assert [format_size(n) for n in (0, 1023, 1536, 5 << 20, 3 << 30)] == ["0 B", "1023 B", "1.5 kB", "5 MB", "3 GB"]
-    assert [format_length(n) for n in (None, 0, 950, 1_500, 90_000, 86_400_000)] == [
-        "-",
-        "0 ms",
-        "950 ms",
-        "1.5 s",
-        "1.5 min",
-        "1 d",
-    ]
-
-
 def test_a_table_shows_a_bounded_number_of_rows() -> None:
     template = make_templates().from_string('{% import "parts.html" as draw %}{{ draw.table(table) }}')
     page = template.render(table=Table("T", ("n",), [[n] for n in range(MOST_ROWS + 7)]))
     assert page.count("<td") == MOST_ROWS
     assert "7 more rows are not shown." in page
-
-
-def test_inputs_of_a_link_are_quoted() -> None:
-    assert make_link("/group", name="a&b=c d", minutes=None) == "/group?name=a%26b%3Dc+d"
-    assert make_link("/topics") == "/topics"

@@ -18,7 +18,6 @@ from lakemq.engine.client.producer.options import PRODUCER
 from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.namespace.config import ENGINE
 from lakemq.engine.protocol.unsupported_settings import REPLACEMENTS, UNSUPPORTED
-from lakemq.errors import all_errors
 from lakemq.jobs.cli import app
 from lakemq.tables.views import VIEWS
 
@@ -33,17 +32,6 @@ TEXTS = {path: path.read_text(encoding="utf-8") for path in sorted([*CHECKOUT.gl
 @pytest.mark.slow
 def test_generated_pages_are_fresh() -> None:
     assert generated.stale_pages(DOCS) == [], "run: make docs"
-
-
-def test_rows_of_generated_tables_have_as_many_cells_as_their_head() -> None:
-    """In `command.md`, each command and option also has an explanation, so no last cell is empty."""
-    wrong = []
-    for name in generated.PAGES:
-        for table in re.findall(r"(?:^\|.*\|$\n?)+", read_page(name), re.MULTILINE):
-            widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
-            wrong += [f"{name}: {table[:200]}"] if len(widths) != 1 else []
-    unexplained = [line for line in read_page("command.md").splitlines() if re.match(r"\| `.*\|  \|$", line)]
-    assert wrong + unexplained == []
 
 
 def test_settings_file_lists_every_setting_with_its_default() -> None:
@@ -69,11 +57,6 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_tables_of_pages_have_headers() -> None:
-    pages = [path for path in TEXTS if path.parent in (CHECKOUT, DOCS)]
-    assert [path.name for path in pages if re.search(r"^\| \|.*\n\|-", TEXTS[path], re.MULTILINE)] == []
-
-
 def test_links_lead_to_pages_and_headings() -> None:
     broken = []
     for page, text in TEXTS.items():
@@ -84,27 +67,6 @@ def test_links_lead_to_pages_and_headings() -> None:
             if not target.exists() or (anchor and anchor not in anchors(target)):
                 broken.append(f"{link} in {page.relative_to(CHECKOUT)}")
     assert broken == []
-
-
-def wrong_links(page_name: str, prose: str) -> list[str]:
-    """Return the links whose text names another decision or page than the one they lead to."""
-    page_names = {page.stem.replace("-", " "): page.stem for page in DOCS.glob("*.md")}
-    wrong = []
-    for text, link in re.findall(r"\[([^]]+)\]\(([^)#]*\.md)[^)]*\)", prose):
-        target = Path(unquote(link)).stem
-        decision = re.fullmatch(r"(?:decision|adr) (\d+)", text, re.IGNORECASE)
-        expected = f"{int(decision[1]):04}" if decision else page_names.get(text.lower(), target)
-        if not target.startswith(expected):
-            wrong.append(f"[{text}]({link}) in {page_name}")
-    return wrong
-
-
-def test_links_lead_to_the_decision_or_page_that_they_name() -> None:
-    assert wrong_links("p", "[Decision 23](adr/0024-delays-are-ranges.md) [groups](docs/queues.md#x)") == [
-        "[Decision 23](adr/0024-delays-are-ranges.md) in p",
-        "[groups](docs/queues.md) in p",
-    ]
-    assert [link for page, text in TEXTS.items() for link in wrong_links(page.name, text)] == []
 
 
 def test_files_that_the_docs_name_are_there() -> None:
@@ -121,15 +83,6 @@ def test_pages_are_linked_from_the_index_and_the_index_from_the_readme() -> None
     linked = {*re.findall(r"\]\(([\w-]+\.md)", read_page("index.md")), "index.md"}
     assert [page.name for page in DOCS.glob("*.md") if page.name not in linked] == []
     assert "(docs/index.md)" in read_page("README.md")
-
-
-def test_pictures_are_small_and_shown() -> None:
-    pictures = {path.name: path for path in (DOCS / "pictures").iterdir() if path.suffix in (".png", ".svg")}
-    console = {name for name in pictures if name.startswith("console-")}
-    assert pictures.keys() - console == {"report.png", "shell.svg"}
-    assert [name for name, path in pictures.items() if path.stat().st_size >= 150_000] == []
-    assert [name for name in pictures.keys() - console if f"docs/pictures/{name}" not in read_page("README.md")] == []
-    assert {*re.findall(r"\(pictures/(console-[\w-]+\.png)\)", read_page("console.md"))} == console
 
 
 # -- decisions ------------------------------------------------------------------------------------------
@@ -195,13 +148,6 @@ def test_every_view_has_a_query_on_the_page_of_sql() -> None:
     assert {*texts} == {*VIEWS, "rejected_rows"}
     queries = {view: re.search(rf"^```sql\n[^`]*\bFROM {view}\b", text, re.MULTILINE) for view, text in texts.items()}
     assert [view for view, query in queries.items() if query is None] == []
-
-
-def test_errors_that_transactions_explains_exist() -> None:
-    rows = [line for line in read_page("transactions-reference.md").splitlines() if line.startswith("| `")]
-    names = {name for line in rows for name in re.findall(r"`([A-Z_]{8,})`", line)}
-    assert "TRANSACTION_ABORTABLE" in names
-    assert names <= {error.name for error in all_errors()}
 
 
 def list_options_of_kafka() -> Iterator[tuple[str, str]]:

@@ -5,10 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
 from unit.pages import join_python, read_blocks, read_page, run_as_process, run_commands, run_program
 
 import lakemq
@@ -133,19 +130,3 @@ def check_example_of_sql_from_python(mq: Connection) -> None:
 def test_programs_of_patterns_print_their_outputs(tmp_path: Path) -> None:
     assert run_program(join_python("patterns.md"), tmp_path) == "".join(read_blocks("patterns.md", "text"))
     assert len(read_blocks("patterns.md", "text")) == 4
-
-
-@pytest.mark.extended
-def test_delta_refuses_the_second_of_two_merges_of_one_version(tmp_path: Path) -> None:
-    """patterns.md relies on this: otherwise a lost member and its successor could both insert a batch."""
-    rows = pa.table({"topic_id": [1, 1], "partition": [0, 0], "offset": [0, 1]})
-    DeltaTable.create(tmp_path / "orders", schema=rows.schema)
-    same = "t.topic_id = s.topic_id AND t.partition = s.partition AND t.offset = s.offset"
-    first, second = (
-        table.merge(rows, predicate=same, source_alias="s", target_alias="t").when_not_matched_insert_all()
-        for table in [DeltaTable(tmp_path / "orders") for _ in range(2)]
-    )
-    first.execute()
-    with pytest.raises(CommitFailedError):
-        second.execute()
-    assert DeltaTable(tmp_path / "orders").to_pyarrow_table().num_rows == 2

@@ -196,10 +196,6 @@ def test_no_module_is_loaded_under_two_names() -> None:
     assert [loaded for loaded in modules.values() if len(loaded) > 1 or loaded[0].split(".")[0] not in PACKAGES] == []
 
 
-def test_no_job_file_shadows_the_standard_library() -> None:
-    assert not {path.stem for path in (CHECKOUT / "jobs").glob("*.py")} & sys.stdlib_module_names
-
-
 def read_pins(lock: str) -> dict[str, set[str]]:
     """Return the versions of each package in a lock."""
     pins: dict[str, set[str]] = {}
@@ -364,37 +360,6 @@ def test_modules_and_commands_that_need_an_extra_name_it(tmp_path: Path) -> None
     ]
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_jobs_that_need_an_extra_end_with_one_line_and_their_json(tmp_path: Path) -> None:
-    jobs = [
-        ("microbatch", [], "py4j", "spark"),
-        ("copy_topic", ["--from", "a", "--to", "b"], "py4j", "spark"),
-        ("audit", [], "duckdb", "sql"),
-    ]
-    completed = run_without_extras(
-        f"""
-        import runpy
-        import lakemq
-        lakemq.connect("mq", create=True).close()
-        for job, arguments, *_ in {jobs!r}:
-            sys.argv[1:] = ["--path", "mq", *arguments]
-            try:
-                runpy.run_module(f"lakemq.jobs.{{job}}", run_name="__main__")
-            except SystemExit as end:
-                assert end.code == 3, end.code
-        """,
-        tmp_path,
-    )
-    assert completed.returncode == 0, completed.stderr
-    logs, ends = (list(map(json.loads, text.splitlines())) for text in (completed.stderr, completed.stdout))
-    messages = [f"{missing} is not installed. Expected pip install 'lakemq[{extra}]'." for _, _, missing, extra in jobs]
-    assert [log["message"] for log in logs] == [f"MISSING_EXTRA: {message}" for message in messages]
-    assert [(end["job"], end["exit_code"], end["error"], end["message"]) for end in ends] == [
-        (job, 3, "MISSING_EXTRA", message) for (job, *_), message in zip(jobs, messages, strict=True)
-    ]
-
-
 # Jars are kept completely or not at all. Errors name missing jars and the command that fetches them. No JVM runs.
 
 JAR = jars.Jar("org.example", "small", "1.0", hashlib.sha256(b"right").hexdigest())
@@ -426,17 +391,6 @@ def fake_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> 
     java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-
-
-def test_jars_are_kept_in_the_named_folder_or_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAKEMQ_JARS", "/kept")
-    assert jars.kept_folder() == Path("/kept")
-    monkeypatch.delenv("LAKEMQ_JARS")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert jars.kept_folder() == Path(f"/cache/lakemq/jars-{jars.DELTA_VERSION}")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert jars.kept_folder() == Path(f"/home/somebody/.cache/lakemq/jars-{jars.DELTA_VERSION}")
 
 
 def test_fetched_jars_are_kept_and_not_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,12 +426,6 @@ def test_resolver_asks_spark_for_the_jars_without_dependencies(tmp_path: Path, m
     assert 'usepoms="false"' in Path(settings["spark.jars.ivySettings"]).read_text()
 
 
-def test_error_of_the_resolver_holds_sparks_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_spark_submit(tmp_path, monkeypatch, "echo UnknownHostException >&2; exit 1")
-    with pytest.raises(jars.JarsNotResolved, match=r"network\?\nUnknownHostException$"):
-        jars._run_resolver(tmp_path, jars.DELTA_JARS.jars)
-
-
 def test_jars_in_a_folder_that_was_filled_by_hand_are_accepted(folder: Path) -> None:
     folder.mkdir()
     (folder / JAR.file_name).write_bytes(b"wrong")
@@ -485,16 +433,6 @@ def test_jars_in_a_folder_that_was_filled_by_hand_are_accepted(folder: Path) -> 
         jars.kept_jars()
     (folder / JAR.file_name).write_bytes(b"right")
     assert jars.DELTA_JARS.resolve() == jars.kept_jars()
-
-
-def test_truncated_jar_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spark_brings(monkeypatch, b"right")
-    (cut,) = jars.DELTA_JARS.resolve()
-    cut.write_bytes(b"rig")
-    with pytest.raises(jars.MissingJars, match="not whole"):
-        jars.kept_jars()
-    assert jars.DELTA_JARS.resolve() == (cut,)
-    assert cut.read_bytes() == b"right"
 
 
 def test_the_command_prints_the_jars_or_what_to_run(
@@ -514,12 +452,6 @@ def test_older_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         fake_java(tmp_path / version, monkeypatch, version)
         with pytest.raises(jars.MissingJava, match=version):
             jars.java_command()
-
-
-def test_a_java_home_without_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(jars.MissingJava, match="JAVA_HOME"):
-        jars.java_command()
 
 
 def test_a_session_without_jars_says_what_to_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

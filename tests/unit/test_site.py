@@ -144,14 +144,6 @@ def test_a_diagram_holds_every_label_once(diagrams: ModuleType) -> None:
                 assert texts.count(label.replace("&", "&amp;")) == expected, f"{label} in {page.name}"
 
 
-def test_arrows_of_states_do_not_share_a_line(diagrams: ModuleType) -> None:
-    lines = ["stateDiagram-v2", "a --> b: go", "b --> a: back", "a --> c", "c --> a", "b --> b: stay", "b --> c"]
-    drawn = diagrams.draw_diagram("\n".join(lines))
-    starts = re.findall(r'<path class="arrow" d="M([\d.]+ [\d.]+)', drawn)
-    lanes = re.findall(r'<path class="arrow" d="M[\d.]+ [\d.]+ H([\d.-]+) V', drawn)
-    assert len(lanes) == len({*lanes}) == len({*starts}) == 6
-
-
 def test_diagrams_that_cannot_be_drawn_are_refused(diagrams: ModuleType) -> None:
     for source, message in (
         ("pie\n  a: 3", "Cannot draw a diagram of the kind 'pie'"),

@@ -14,9 +14,9 @@ from lakemq.engine.client.sql.query import _MACROS
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES
 from lakemq.tables.specs.registry import BY_NAME, TABLES
-from lakemq.tables.specs.spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, VERSION_PROPERTY, TableSpec, column
+from lakemq.tables.specs.spec import INT64, TIME, VERSION_PROPERTY, TableSpec, column
 from lakemq.tables.specs.topics import PARTITIONS, SEGMENT_SCHEMA, SEGMENT_STRUCT, SegmentRow
-from lakemq.tables.storage.delta.catalog import catalog_sql, columns_ddl, database_name, ddl_type
+from lakemq.tables.storage.delta.catalog import catalog_sql, columns_ddl, database_name
 from lakemq.tables.storage.delta.store import Store, select_newest
 from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.tables.views import VIEW_COLUMNS, VIEWS
@@ -89,23 +89,6 @@ def test_every_column_has_its_ddl() -> None:
         assert [line.split("`")[1] for line in listed] == spec.schema.names
 
 
-@pytest.mark.parametrize(
-    ("type_", "ddl"),
-    [
-        (INT32, "int"),
-        (INT64, "bigint"),
-        (TEXT, "string"),
-        (BINARY, "binary"),
-        (BOOL, "boolean"),
-        (TIME, "timestamp"),
-        (pa.list_(TEXT), "array<string>"),
-        (pa.list_(pa.struct([("a", INT64), ("b", pa.list_(BINARY))])), "array<struct<a:bigint,b:array<binary>>>"),
-    ],
-)
-def test_types_in_ddl(type_: pa.DataType, ddl: str) -> None:
-    assert ddl_type(type_) == ddl
-
-
 def test_properties_of_a_table_win_over_the_common_ones() -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Row:
@@ -134,12 +117,6 @@ def rows(*values: tuple[int, str, int, str]) -> pa.Table:
 def test_the_newest_row_of_a_key_is_its_state() -> None:
     table = rows((3, "a", 1, "a3"), (1, "a", 1, "a1"), (2, "b", 1, "b2"), (1, "a", 2, "c1"), (2, "a", 1, "a2"))
     assert select_newest(table, ["k", "n"]).column("value").to_pylist() == ["c1", "b2", "a3"]
-
-
-def test_later_row_of_equal_steps_counts_among_many_rows() -> None:
-    """Short columns keep their order in any kind of sort, so this test needs many rows."""
-    table = rows(*((step % 3, "a", n, str(step)) for step in range(600) for n in (1, 2)))
-    assert select_newest(table, ["k", "n"]).column("value").to_pylist() == ["599", "599"]
 
 
 # -- the catalog --------------------------------------------------------------------------------------------
