@@ -16,7 +16,6 @@ from unit.protocol_values import requests, results
 from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.codec.few_rows import FewRows
 from lakemq.engine.protocol.codec.letter import (
-    MAX_REQUESTS,
     compute_checksum,
     decode_answer,
     decode_letter,
@@ -56,15 +55,6 @@ def test_metadata_of_rows_does_not_travel_in_a_letter() -> None:
     assert isinstance(decoded, pa.Table)
     assert decoded.equals(body([b"a"]))
     assert len(encode_rows(decoded)) < 10_000 < len(encode_rows(rows_with_notes))
-
-
-def test_a_letter_has_no_more_requests_than_clients_put_into_one() -> None:
-    largest_letter = letter_bytes(Letter("c", 1, [InitProducer()] * MAX_REQUESTS, 0))
-    assert len(decode_letter(largest_letter)[0].requests) == MAX_REQUESTS
-    for last in (b'{"request":"init_producer"}', b'{"request":"of a newer version"}'):
-        more = largest_letter.replace(b"]]", b"],[0," + last + b"]]", 1)
-        with pytest.raises(ValueError, match="5000"):
-            decode_letter(seal(more[:4] + struct.pack("<I", len(more) - 16) + more[16:]))
 
 
 FEW_ROWS = FewRows(["t"], [0], [None], [b"abc"], [5], None)
@@ -321,18 +311,6 @@ def test_integers_of_numpy_are_sent_as_integers() -> None:
     assert b'"before":{"1":4}' in encode_request(DeleteRecords("t", {np.int64(1): np.int32(4)}))
 
 
-def test_exception_of_a_signal_is_not_taken_for_a_bad_value() -> None:
-    class Alarm(Exception):
-        pass
-
-    class Interrupted:
-        def __index__(self) -> int:
-            raise Alarm
-
-    with pytest.raises(Alarm):
-        encode_request(CreateTopic("t", Interrupted()))  # type: ignore[arg-type]
-
-
 # -- Errors: one class per refusal, which survives encoding, with `found` and `expected` -----------------
 
 
@@ -385,13 +363,6 @@ def test_kafkas_codes_are_kept() -> None:
     }
     assert codes == {**codes, **expected}
     assert len(set(codes.values())) == len(codes)
-
-
-def test_only_unstable_offsets_are_retriable_among_errors_of_transactions() -> None:
-    """The other errors end the transaction or its producer."""
-    retriable = {e.name for e in errors.all_errors() if e.retriable and e.code is not None}
-    of_any_request = {"REQUEST_TIMED_OUT", "KAFKA_STORAGE_ERROR", "THROTTLING_QUOTA_EXCEEDED"}
-    assert retriable == {*of_any_request, "UNSTABLE_OFFSET_COMMIT"}
 
 
 def test_a_refusal_repeats_little_of_what_was_sent() -> None:

@@ -12,7 +12,7 @@ from stateful.model import Model
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import InvalidRequest, Refusal
-from lakemq.engine.protocol.rules.units import RangeColumns, RowSource, build_units, compute_base_offsets
+from lakemq.engine.protocol.rules.units import RangeColumns, RowSource
 from lakemq.engine.protocol.values.decision import DecisionInputs
 from lakemq.engine.protocol.values.log import (
     ApplicationVersion,
@@ -27,7 +27,7 @@ from lakemq.engine.protocol.values.log import (
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerSequences
 from lakemq.engine.protocol.values.segments import Segments, segments_to_table
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
-from lakemq.tables.specs.messages import FILE_IDS, NOT_DELAYED, SEQUENCERS_FILES, FileFacts
+from lakemq.tables.specs.messages import FILE_IDS, SEQUENCERS_FILES, FileFacts
 
 
 @pytest.fixture
@@ -94,11 +94,6 @@ def test_messages_of_a_log_append_time_topic_get_the_time_of_their_step(mq: Harn
         assert segments.column(name) == [77_000]
 
 
-def test_publish_of_nothing_adds_no_file(mq: Harness) -> None:
-    assert mq.one(mq.produce({})) == Published([])
-    assert list_kinds(mq) == ["answered"]
-
-
 def test_rows_of_a_letter_are_in_the_sequencers_file(mq: Harness) -> None:
     ranges = Ranges([0, 0], [1, 0], [-1, -1], [0, 2], [2, 1], [0, 0], [0, 0])
     rejected = [RejectedRows("t", -1, 3, 1, "INVALID_TIMESTAMP", "before 1970")]
@@ -149,12 +144,6 @@ def test_row_of_another_letter_is_refused(mq: Harness, first_row: int, count: in
     """The sequencer writes the rows of many letters to one file."""
     request = Produce(mq.refs("t"), Ranges([0], [0], [-1], [first_row], [count], [0], [0]), mq.state.step)
     assert mq.refused(request, inline_rows=8).error == "INVALID_REQUEST"
-
-
-def test_rejected_row_of_another_letter_is_refused(mq: Harness) -> None:
-    request = Produce(mq.refs("t"), Ranges(), mq.state.step, rejected=[RejectedRows("t", -1, 7, 2, "E", "r")])
-    assert mq.refused(request, inline_rows=8).error == "INVALID_REQUEST"
-    assert mq.refused(request).error == "INVALID_REQUEST"
 
 
 def test_missing_or_changed_file_is_refused(mq: Harness) -> None:
@@ -257,26 +246,3 @@ def test_ranges_outside_topics_files_and_rows_are_refused(
         assert not expected
     else:
         assert expected
-
-
-@examples()
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.booleans(), st.booleans()), min_size=1, max_size=6))
-def test_units_and_offsets_equal_those_of_a_loop_over_rows(rows: list[tuple[int, int, bool, bool]]) -> None:
-    """The ranges have any order, a partition may have several, and any of them may be left out."""
-    partition, count, waits, stays = (list(column) for column in zip(*rows, strict=True))
-    n, due_ms = len(rows), [0 if wait else NOT_DELAYED for wait in waits]
-    requested = Ranges([0] * n, partition, [0] * n, [0] * n, count, [0] * n, [0] * n, due_ms, due_ms)
-    ranges = RangeColumns.from_ranges(requested, [3], RowSource([PendingFile(7, 3)], [3]))
-    units = build_units(Produce(topics=[], ranges=requested, metadata_step=0), ranges)
-    places = [(p, waiting) for p, waiting in zip(partition, waits, strict=True)]
-    expected = sorted(set(places))
-    assert [expected[unit] for unit in ranges.unit] == places
-    assert list(units.partition) == [-1 - p if waiting else p for p, waiting in expected]
-    counts = [sum(c for place, c in zip(places, count, strict=True) if place == unit) for unit in expected]
-    assert list(units.record_count) == counts
-    remaining, ends, offsets = ranges.where(stays), [10 * unit for unit in range(len(expected))], []
-    next_offsets = list(ends)
-    for unit, records in zip(remaining.unit, remaining.record_count, strict=True):
-        offsets.append(next_offsets[unit])
-        next_offsets[unit] += records
-    assert compute_base_offsets(remaining.unit, remaining.record_count, ends) == offsets

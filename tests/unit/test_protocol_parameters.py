@@ -10,8 +10,7 @@ from hypothesis import given
 from lakemq.engine.client.producer.options import PRODUCER
 from lakemq.engine.namespace.config import ENGINE, EngineConfig
 from lakemq.engine.protocol.errors import InvalidConfig
-from lakemq.engine.protocol.parameters import GROUP, TOPIC, Parameter, Parameters
-from lakemq.engine.protocol.unsupported_settings import REPLACEMENTS, UNSUPPORTED
+from lakemq.engine.protocol.parameters import GROUP, TOPIC, Parameters
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -146,24 +145,6 @@ def test_every_option_of_a_producer_is_answered_where_settings_are_given() -> No
                 parse({key: "1"})
 
 
-def test_a_name_that_is_only_a_little_alike_is_not_proposed() -> None:
-    for key in ("leash", "delayed", "max.requests.in.air", "topics.to.keep"):
-        with pytest.raises(InvalidConfig, match="Expected one of") as refused:
-            ENGINE.parse({key: 1})
-        assert "did you mean" not in str(refused.value)
-
-
-def test_replacement_is_not_proposed_for_a_known_name() -> None:
-    assert not REPLACEMENTS.keys() & TOPIC.declared.keys()
-    for key in REPLACEMENTS.keys() & GROUP.declared.keys():
-        assert GROUP.parse({key: GROUP[key].default})
-    assert not REPLACEMENTS.keys() & UNSUPPORTED.keys()
-
-
-def test_no_setting_is_also_listed_as_unsupported() -> None:
-    assert not UNSUPPORTED.keys() & {*TOPIC.declared, *ENGINE.declared}
-
-
 def test_error_has_bounded_text_whatever_was_found() -> None:
     bomb: list[Any] = ["x" * 10_000]
     for _ in range(60):
@@ -183,9 +164,3 @@ def test_any_value_is_parsed_or_refused(raw: dict[str, Any]) -> None:
         return
     assert parsed.keys() == raw.keys()
     assert TOPIC.parse(parsed) == parsed
-
-
-def test_expected_value_is_named_with_its_unit() -> None:
-    parameters = Parameters([Parameter("x.ms", 5, "m", 1, 9), Parameter("y.count", 5, "m", 1, 9)])
-    assert parameters["x.ms"].expected == "a whole number of milliseconds from 1 to 9"
-    assert parameters["y.count"].expected == "a whole number from 1 to 9"

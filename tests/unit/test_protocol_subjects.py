@@ -23,7 +23,6 @@ from lakemq.engine.protocol.values.base import (
     Transitions,
     log_defect,
 )
-from lakemq.engine.protocol.values.dead_letters import REDRIVE_TRANSITIONS, RedriveEvent
 from lakemq.engine.protocol.values.delays import (
     DELAY_TRANSITIONS,
     Delayed,
@@ -156,12 +155,6 @@ def test_a_table_of_transitions_has_every_state(
     assert {before for allowed, _ in transitions.table.values() for before in allowed} <= set(states)
 
 
-def test_a_dead_letter_has_three_of_the_states_of_messages() -> None:
-    assert REDRIVE_TRANSITIONS.table.keys() == set(RedriveEvent)
-    states = {*REDRIVE_TRANSITIONS.starts, *(after for _, after in REDRIVE_TRANSITIONS.table.values())}
-    assert states == {DeliveryStatus.AVAILABLE, DeliveryStatus.DYING, DeliveryStatus.ACKNOWLEDGED}
-
-
 def acquire(state: State) -> None:
     machine.evolve(state, MessagesAcquired("g", "m", [MessageRanges(1, 0, [(0, 2)])]))
 
@@ -233,13 +226,3 @@ def test_move_outside_the_table_is_logged_and_applied(
     machine.evolve(state, record)
     assert [(entry.name, entry.levelname) for entry in caplog.records] == [("lakemq", "ERROR")]
     assert defect in caplog.text
-
-
-def test_a_wrong_move_leads_to_the_state_that_the_record_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Transitions, "report", staticmethod(lambda defect: None))
-    state = State()
-    machine.evolve(state, TransactionMoved("etl", 0, 0, TransactionStatus.PREPARE_ABORT, 1))
-    assert state.transactions["etl"].status is TransactionStatus.PREPARE_ABORT
-    acquire(state)
-    machine.evolve(state, settle(DeliveryStatus.ACKNOWLEDGED, "committed"))
-    assert [stretch.status.value for stretch in state.deliveries["g"][1, 0].stretches] == ["acquired", "acknowledged"]

@@ -5,14 +5,12 @@ from typing import Any
 import pytest
 from protocol_harness import F, Harness
 
-from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.log import Published
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsCommitted
-from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
+from lakemq.engine.protocol.values.producers import TransactionRef
 from lakemq.engine.protocol.values.transactions import (
     EndTransaction,
     MarkersWritten,
@@ -77,22 +75,6 @@ def test_commit_is_one_step_of_prepare_markers_offsets_and_complete(mq: Harness)
     assert answered.kind == "answered"
 
 
-def test_two_transactions_that_time_out_in_one_step_get_markers_at_successive_offsets(mq: Harness) -> None:
-    for name in "ba":
-        publish(mq, mq.begin(name), ("t", 0))
-    mq.now_ms += 60_001
-    moved = ["transaction_moved", "markers_written", "transaction_moved"]
-    assert mq.expire() == moved + moved
-    markers = [
-        (entry.record.subject, entry.segments.column("base_offset"))
-        for entry in list_last_entries(mq)
-        if len(entry.segments)
-    ]
-    assert markers == [("a", [4]), ("b", [5])]
-    assert mq.state.topic("t").high_watermarks.tolist() == [6, 0]
-    assert mq.state.topic("t").last_stable_offsets.tolist() == [6, 0]
-
-
 # -- state that is kept -------------------------------------------------------------------------------------
 
 
@@ -105,41 +87,7 @@ def test_long_transaction_holds_one_offset_per_partition(mq: Harness) -> None:
     assert mq.state.transactions["etl"].part_count == 1
 
 
-def test_setting_bounds_the_transaction_timeout(mq: Harness) -> None:
-    request = InitProducer("etl", 5_000)
-    for longest, error in [(4_999, "INVALID_TRANSACTION_TIMEOUT"), (5_000, None)]:
-        limits = Limits(transaction_max_timeout_ms=longest)
-        result = machine.decide_request(mq.state, request, DecisionInputs(limits)).result
-        assert getattr(result, "error", None) == error
-
-
-def test_open_transaction_keeps_its_id_from_expiring(mq: Harness) -> None:
-    publish(mq, mq.begin("etl", 900_000), ("t", 0))
-    mq.now_ms += 900_000
-    mq.expire(transactional_id_ms=1)
-    assert mq.state.transactions["etl"].status == "Ongoing"
-
-
 # -- tables -------------------------------------------------------------------------------------------------
-
-
-def test_transaction_log_has_a_row_per_transition(mq: Harness) -> None:
-    ref = mq.begin("etl", 5_000)
-    publish(mq, ref, ("t", 1))
-    commit_offsets(mq, "g", 0, ref)
-    mq.now_ms = 3_000
-    mq.one(EndTransaction(ref, True, 2, batch_id=4))
-    log_rows = rows(mq, "transactions", steps=4)
-    names = ("producer_epoch", "state", "started_at_ms", "updated_at_ms", "topics", "groups", "reason", "batch_id")
-    assert [tuple(row[name] for name in names) for row in log_rows] == [
-        (0, "Empty", None, 1_000, [], [], None, None),
-        (0, "Ongoing", 1_000, 1_000, ["t-1"], [], None, None),
-        (0, "Ongoing", 1_000, 1_000, ["t-1"], ["g"], None, None),
-        (0, "PrepareCommit", 1_000, 3_000, ["t-1"], ["g"], "producer", 4),
-        (1, "CompleteCommit", 1_000, 3_000, ["t-1"], ["g"], "producer", 4),
-    ]
-    assert {(row["transactional_id"], row["producer_id"], row["timeout_ms"]) for row in log_rows} == {("etl", 0, 5_000)}
-    assert [row["position"] for row in rows(mq, "transactions")] == [0, 3]
 
 
 def test_markers_are_rows_of_control_markers(mq: Harness) -> None:

@@ -62,12 +62,6 @@ def test_next_request_lists_its_own_rejected_rows(core: Harness) -> None:
     assert core.state.topic("t").high_watermarks.tolist() == [2, 0]
 
 
-def test_gap_in_rejected_sequences_is_refused(core: Harness) -> None:
-    assert (
-        core.refused(core.produce({}, producer=(0, 0), sequence=1, rejected=1)).error == "OUT_OF_ORDER_SEQUENCE_NUMBER"
-    )
-
-
 @pytest.mark.parametrize("rejected", [0, 2])
 def test_rejected_sequence_is_given_exactly_with_rejected_rows(core: Harness, rejected: int) -> None:
     request = core.produce({0: 1}, producer=(0, 0), rejected=rejected)

@@ -22,7 +22,7 @@ from lakemq.engine.protocol.codec.few_rows import (
     encode_few_rows,
     rows_to_table,
 )
-from lakemq.engine.protocol.codec.letter import decode_letter, encode_rows
+from lakemq.engine.protocol.codec.letter import decode_letter
 from lakemq.engine.protocol.codec.steps import (
     StepHead,
     add_checksum,
@@ -34,7 +34,6 @@ from lakemq.engine.protocol.codec.steps import (
     encode_step_object,
     encode_step_rows,
     encode_steps,
-    join_step_rows,
 )
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, Letter
@@ -205,20 +204,6 @@ def test_rows_of_many_steps_come_in_their_order_whatever_their_form() -> None:
     assert rows.slice(0, 1).equals(rows_to_table([make_rows(b"a")]))
 
 
-def test_many_rows_are_joined_in_arrow_and_few_are_not() -> None:
-    few, many = (join_step_rows([make_rows(b"%d" % number) for number in range(count)]) for count in (2, 200))
-    assert isinstance(few, FewRows)
-    assert isinstance(many, pa.Table)
-    assert many.column("value").to_pylist() == [b"%d" % number for number in range(200)]
-    assert decode_step_rows([encode_step_rows(few)]).column("value").to_pylist() == [b"0", b"1"]
-    assert join_step_rows([]) is None
-
-
-def test_one_row_takes_a_fraction_of_the_bytes_of_an_arrow_stream() -> None:
-    rows = make_rows(b"x" * 100)
-    assert 5 * len(encode_step_rows(rows)) < len(encode_rows(rows_to_table([rows])))
-
-
 def test_rows_whose_msgpack_readers_would_refuse_become_an_arrow_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_rows(b"x" * 1000)
     assert not encode_step_rows(rows).startswith(codec._ARROW_START)
@@ -370,12 +355,6 @@ def test_few_rows_survive_a_letter_unchanged(rows: FewRows) -> None:
     rows_to_table([rows]).validate(full=True)
 
 
-@examples()
-@given(few_rows())
-def test_nbytes_of_few_rows_covers_their_encoding(rows: FewRows) -> None:
-    assert len(encode_few_rows(rows)) <= rows.nbytes + sum(len(topic.encode()) for topic in rows.topic) + 40
-
-
 def make_row(value: bytes) -> FewRows:
     return FewRows(["t"], [0], [None], [value], [5])
 
@@ -391,13 +370,6 @@ def test_rows_of_a_letter_keep_their_order_in_both_forms() -> None:
     assert mixed.column("value").to_pylist() == [b"a", b"b", b"c", b"d", b"e"]
     together = rows_to_table([few, mixed, make_row(b"f")]).column("value").to_pylist()
     assert b"".join(together) == b"ababcdef"
-
-
-def test_many_few_rows_travel_as_arrow_within_the_size_of_a_letter() -> None:
-    batch = [PendingRequest.of(InitProducer(), make_row(bytes(60_000))) for _ in range(40)]
-    _, rows = decode_letter(build_letter("c", 1, batch, 5))
-    assert isinstance(rows, pa.Table)
-    assert rows.num_rows == 40
 
 
 GOOD: list[Any] = [["t"], [0], [None], [b"v"], [5], None]
