@@ -342,21 +342,3 @@ def test_hanging_plug_in_is_not_called_again_until_it_returns(install: Install, 
         thread.join(PATIENCE_S)
     assert compute("slow", threads) == ComputedAssignment(GOOD, "slow")
     assert not find_hanging_threads("slow")
-
-
-def test_calls_of_a_plug_in_run_in_parallel(install: Install) -> None:
-    code = f"""
-    import threading
-    both = threading.Barrier(2)
-    def assign(counts, members):
-        both.wait({PATIENCE_S})
-        return {GOOD!r}
-    """
-    install(code, spread="assign")
-    threads, results = PlugInThreads(), []
-    callers = [threading.Thread(target=lambda: results.append(compute("spread", threads))) for _ in range(2)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(PATIENCE_S)
-    assert results == [ComputedAssignment(GOOD, "spread")] * 2

@@ -31,15 +31,6 @@ def test_hook_runs_once_and_not_when_cancelled() -> None:
     assert calls == ["kept"]
 
 
-def test_hooks_of_a_stage_run_side_by_side() -> None:
-    hooks, arrivals = ExitHooks(), []
-    barrier = threading.Barrier(2)
-    for name in ("a", "b"):
-        hooks.add(Stage.PRODUCERS, name, lambda: arrivals.append(barrier.wait(LONG_S)), LONG_S)
-    hooks.run()
-    assert sorted(arrivals) == [0, 1]
-
-
 def test_hanging_or_failing_hook_is_logged_and_others_run(caplog: pytest.LogCaptureFixture) -> None:
     hooks, calls, never_set = ExitHooks(), [], threading.Event()
 
@@ -57,17 +48,6 @@ def test_hanging_or_failing_hook_is_logged_and_others_run(caplog: pytest.LogCapt
     assert time.monotonic() - begun_s < LONG_S / 2
     assert "The hanging producer did not end within 0.01 s" in caplog.text
     assert "The failing producer could not be closed at exit: OSError: no space left" in caplog.text
-
-
-def test_hook_runs_in_place_when_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    hooks, calls = ExitHooks(), []
-    hooks.add(Stage.PRODUCERS, "producer", lambda: calls.append("producer"), LONG_S)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    hooks.run()
-    assert calls == ["producer"]
 
 
 def test_forked_child_runs_no_hooks() -> None:
@@ -104,39 +84,6 @@ def test_hooks_run_after_the_threads_of_the_interpreter() -> None:
 
 
 # -- children of multiprocessing, which end with os._exit --------------------------------------------------
-
-CHILDREN = """
-import multiprocessing, sys, threading, time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
-def work(path):
-    from lakemq.engine.namespace.at_exit import HOOKS, Stage
-    written = []
-    ThreadPoolExecutor(1).submit(written.append, "pool").result()
-    late = threading.Thread(target=lambda: (time.sleep(0.2), written.append("late thread")))
-    HOOKS.add(Stage.PRODUCERS, "work", lambda: Path(path).write_text(" ".join(written)), 30)
-    late.start()
-
-if __name__ == "__main__":
-    child = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(sys.argv[2],))
-    child.start()
-    child.join()
-    sys.exit(child.exitcode)
-"""
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_hooks_run_in_children_of_multiprocessing_after_their_threads(tmp_path: Path, method: str) -> None:
-    program, written = tmp_path / "program.py", tmp_path / "written"
-    program.write_text(CHILDREN)
-    ended = subprocess.run(
-        [sys.executable, str(program), method, str(written)], capture_output=True, text=True, timeout=120
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert written.read_text() == "pool late thread"
 
 
 # -- calls of native libraries --------------------------------------------------------------------------

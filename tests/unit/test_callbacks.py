@@ -2,9 +2,6 @@
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ import pytest
 from unit.served import new_name, served, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.producer.delivery import run_callbacks
 from lakemq.errors import IllegalState, UnknownServerError
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -31,23 +27,6 @@ def test_callback_that_raises_stops_no_later_record(mq: Connection, topic: str, 
     assert values(mq, topic) == ["0", "1", "2"]
 
 
-def test_failing_callback_is_logged_once_and_then_counted(
-    mq: Connection, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    def bad(error: Any, metadata: Any) -> None:
-        raise ValueError(metadata.offset)
-
-    with mq.producer() as producer:
-        for number in range(150):
-            producer.send(topic, f"{number}", on_delivery=bad)
-    logged = [record.getMessage() for record in caplog.records if record.name == "lakemq.producer"]
-    assert logged == [
-        "A callback of a producer has failed.",
-        "Callbacks of a producer have failed 10 times like this: ValueError(9)",
-        "Callbacks of a producer have failed 100 times like this: ValueError(99)",
-    ]
-
-
 def test_commit_interrupted_in_a_callback_settles_its_futures(mq: Connection, topic: str) -> None:
     def interrupt(error: Any, metadata: Any) -> None:
         raise KeyboardInterrupt
@@ -64,25 +43,6 @@ def test_commit_interrupted_in_a_callback_settles_its_futures(mq: Connection, to
         producer.commit_transaction()
         producer.flush()
     assert values(mq, topic) == ["0", "1", "2"]
-
-
-def test_interrupted_callbacks_run_in_the_next_call() -> None:
-    class Calls(deque[Callable[[], object]]):
-        """Callbacks with an interrupt before the second one."""
-
-        def popleft(self) -> Callable[[], object]:
-            if len(self) == 2 and interrupts:
-                raise interrupts.pop()
-            return super().popleft()
-
-    ran: list[int] = []
-    interrupts = [KeyboardInterrupt()]
-    calls = Calls(partial(ran.append, number) for number in range(3))
-    with pytest.raises(KeyboardInterrupt):
-        run_callbacks(calls, pytest.fail)
-    assert ran == [0]
-    run_callbacks(calls, pytest.fail)
-    assert ran == [0, 1, 2]
 
 
 def test_connection_is_not_closed_in_a_callback(tmp_path: Path) -> None:

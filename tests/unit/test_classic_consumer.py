@@ -11,7 +11,7 @@ from unit.test_group_consumer import settle
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
-from lakemq.errors import IllegalGeneration, IllegalState, InconsistentGroupProtocol, UnknownMemberId
+from lakemq.errors import IllegalGeneration, UnknownMemberId
 
 pytestmark = pytest.mark.slow
 
@@ -163,24 +163,6 @@ def test_rebalance_does_not_wait_for_a_static_member_that_closed(mq: Connection)
 
 
 # -- the group ----------------------------------------------------------------------------------------------
-
-
-def test_mixed_protocols_and_assignors_are_refused(mq: Connection) -> None:
-    topic, group = new_topic(mq), create_classic_group(mq)
-    with member(mq, group, topic, assignor="range"):
-        with pytest.raises(InconsistentGroupProtocol):
-            mq.consumer(group, topics=[topic], protocol="cooperative")
-        with pytest.raises(InconsistentGroupProtocol):
-            mq.groups.alter(group, {"group.protocol": "cooperative"})
-        with pytest.raises(InconsistentGroupProtocol, match="range"):
-            member(mq, group, topic, assignor="sticky")
-        with pytest.raises(IllegalState, match="ack_mode"):
-            member(mq, group, topic, ack_mode="auto")
-        with mq.consumer(group, topics=[topic]) as another:
-            assert isinstance(another, GroupConsumer)
-    mq.groups.alter(group, {"group.protocol": "cooperative"})
-    with mq.consumer(group, topics=[topic], protocol="cooperative"):
-        pass
 
 
 def test_stream_of_available_messages_waits_for_its_partitions(mq: Connection) -> None:

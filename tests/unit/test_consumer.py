@@ -7,16 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
-from examples import examples
-from hypothesis import given
 from unit.consuming import add, texts
 from unit.served import CONFIG, new_name, new_topic, read_committed_offset, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.consumer import divide_room
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.offsets import FetchOffsets
 from lakemq.errors import (
@@ -51,20 +47,6 @@ def create_filled_topic(mq: Connection, *counts: int) -> str:
 
 
 # -- divide_room ---------------------------------------------------------------------------------------------
-
-
-@examples()
-@given(st.dictionaries(st.integers(0, 20), st.integers(-3, 50)), st.integers(0, 200))
-def test_room_is_divided_evenly_and_completely(behind: dict[int, int], room: int):
-    sizes = divide_room(behind, room)
-    assert sizes.keys() == behind.keys()
-    assert sum(sizes.values()) == min(room, sum(lag for lag in behind.values() if lag > 0))
-    assert all(0 <= sizes[tp] <= max(0, lag) for tp, lag in behind.items())
-    unserved = [sizes[tp] for tp, lag in behind.items() if sizes[tp] < lag]
-    if unserved:
-        assert max(sizes.values()) <= min(unserved) + 1
-        # the remainder of the division goes to the first partitions that could take more
-        assert unserved == sorted(unserved, reverse=True)
 
 
 # -- polling --------------------------------------------------------------------------------------------

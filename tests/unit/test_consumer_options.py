@@ -12,13 +12,8 @@ from unit.served import new_name, new_topic, until
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import read_member_options
 from lakemq.engine.client.consume.options import (
-    ASSIGN_OPTIONS,
     CONSUMER,
-    MEMBER_OPTIONS,
-    AssignKeywords,
-    MemberKeywords,
 )
-from lakemq.engine.client.producer.options import PRODUCER, ProducerKeywords
 from lakemq.engine.protocol.parameters import MEMBER
 from lakemq.errors import InvalidConfig, InvalidRequest
 
@@ -34,17 +29,6 @@ def test_docstring_explains_each_declared_option() -> None:
         assert f"\n    {name}: " in explained
         if option.default is not None:
             assert str(option.default) in re.split(r"\n    \S", explained.split(f"\n    {name}: ")[1])[0]
-
-
-def test_each_option_is_for_members_or_assigned_partitions() -> None:
-    assert set(ASSIGN_OPTIONS) == {"auto_offset_reset", "isolation", "consumer_timeout_ms", "default_timeout_ms"}
-    assert set(CONSUMER) == {*ASSIGN_OPTIONS, *MEMBER_OPTIONS, "topics", "assign", "protocol"}
-
-
-def test_type_checkers_know_the_options() -> None:
-    assert set(AssignKeywords.__annotations__) == set(ASSIGN_OPTIONS)
-    assert set(MemberKeywords.__annotations__) == set(MEMBER_OPTIONS)
-    assert set(ProducerKeywords.__annotations__) == {*PRODUCER.declared, "idempotent", "enable_idempotence"}
 
 
 def test_member_has_the_documented_defaults() -> None:

@@ -19,7 +19,7 @@ from unit.served import new_name, new_topic, run_in_thread, until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.engine.namespace.process import OwnLock, check_same_process, pause_garbage_collection
+from lakemq.engine.namespace.process import pause_garbage_collection
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import IllegalState
 
@@ -184,20 +184,6 @@ def test_close_in_a_child_ends_nothing_of_its_parent(mq: Connection):
     assert values(mq, topic) == ["before", "after"]
 
 
-def test_refused_children_use_no_request_numbers_of_the_parent(mq: Connection):
-    """Four children request something. None gets the answer of another, and the parent's next answer is its own."""
-    topic = new_topic(mq, partitions=5)
-    mq.publish(topic, pa.table({"value": ["x"], "partition": [4]}))
-
-    def commit(partition: int) -> Any:
-        return mq.requester.ask(CommitOffsets("four", [OffsetCommit(topic, partition, 0)]))
-
-    outcomes = [run_in_fork(lambda p=p: commit(p)) for p in range(4)]
-    assert all(outcome.startswith("IllegalState") for outcome in outcomes)
-    commit(4)
-    assert [(lag.topic, lag.partition) for lag in mq.groups.lag("four")] == [(topic, 4)]
-
-
 def _commit_one(path: str, topic: str, partition: int) -> None:
     with lakemq.connect(path) as mq:
         mq.requester.ask(CommitOffsets("spawned", [OffsetCommit(topic, partition, 1)]))
@@ -213,17 +199,6 @@ def test_children_with_their_own_connection_work(mq: Connection, method: str):
     lags = [partition for partition in mq.groups.lag("spawned") if partition.topic == topic]
     assert [(lag.partition, lag.committed_offset) for lag in lags] == [(p, 1) for p in range(4)]
     assert {f"from {p}" for p in range(4)} <= set(values(mq, topic))
-
-
-def test_lock_of_another_process_is_refused():
-    check_same_process(os.getpid(), "It")
-    with pytest.raises(IllegalState, match=r"It was made in another process \(fork\): make one there\."):
-        check_same_process(os.getpid() + 1, "It")
-    lock = OwnLock("It")
-    with lock.own:
-        assert run_in_fork(lambda: lock.own).startswith("IllegalState")
-    with lock.own:
-        pass
 
 
 def test_child_forked_while_garbage_collection_pauses_collects_its_own() -> None:

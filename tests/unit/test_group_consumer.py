@@ -21,8 +21,6 @@ from lakemq.errors import (
     FencedInstanceId,
     FencedMemberEpoch,
     IllegalState,
-    InconsistentGroupProtocol,
-    InvalidRequest,
     UnknownMemberId,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -266,21 +264,6 @@ def test_listener_commits_what_was_read_as_partitions_are_revoked(mq: Connection
     first.close()
 
 
-def test_paused_partition_is_not_read_before_it_moves(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), new_name("g")
-    first = member(mq, group, topic)
-    settle(first, on=lambda: len(list_partitions(first)) == 2)
-    second = member(mq, group, topic)
-    until(lambda: any(row.state == "paused" for row in mq.groups.assignments(group)))
-    first.lag()
-    add(mq, topic, {1: 1})
-    settle(second, on=lambda: list_partitions(second) == [] or not first.poll())
-    assert first.poll(timeout_ms=20).record_count == 0
-    assert texts(second.poll(timeout_ms=5_000)) == ["1.0"]
-    second.close()
-    first.close()
-
-
 def test_listener_may_wait_for_a_commit_of_another_thread(mq: Connection) -> None:
     class Waits(RebalanceListener):
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
@@ -323,43 +306,7 @@ def test_messages_of_an_interrupted_poll_are_read_again(
 # -- listeners that call back, and calls that fail half way ------------------------------------------------
 
 
-def test_listener_may_close_its_consumer(mq: Connection) -> None:
-    class Closes(RebalanceListener):
-        def on_lost(self, partitions: list[tuple[str, int]]) -> None:
-            first.close()
-
-        def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
-            first.close()
-
-    topic, group = new_topic(mq, 2), new_name("g")
-    first = member(mq, group, topic, listener=Closes())
-    settle(first, on=lambda: len(list_partitions(first)) == 2)
-    mq.groups.remove_members(group, members=[first.member_id])
-    with pytest.raises(IllegalState, match="closed"):
-        first.poll()
-    assert mq.groups.describe(group).members == 0
-    first = member(mq, group, topic, listener=Closes())
-    settle(first, on=lambda: len(list_partitions(first)) == 2)
-    second = member(mq, group, topic)
-    with pytest.raises(IllegalState, match="closed"):
-        until(lambda: first.poll() is None)
-    settle(second, on=lambda: list_partitions(second) == [0, 1])
-    second.close()
-
-
 # -- refusals -----------------------------------------------------------------------------------------------
-
-
-def test_join_with_another_protocol_or_a_missing_topic_is_refused(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    with pytest.raises(UnknownTopicOrPartition):
-        member(mq, group, "nowhere")
-    with pytest.raises(InvalidRequest):
-        mq.consumer(group, topics=[topic], protocol="chaotic")
-    with pytest.raises(InvalidRequest):
-        mq.consumer(group, assign=[(topic, 0)], protocol="cooperative")
-    with member(mq, group, topic, assignor="range"), pytest.raises(InconsistentGroupProtocol, match="range"):
-        member(mq, group, topic, assignor="sticky")
 
 
 # -- one group, many threads and processes ------------------------------------------------------------------

@@ -75,16 +75,6 @@ def test_partitions_of_a_lost_member_show_the_time_left_of_their_delay(protocol:
     assert groups.stalls("g") == []
 
 
-def test_new_classic_group_shows_the_time_left_of_its_first_delay() -> None:
-    config = {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 3_000}
-    story = play({"create": {"t": 1}}, {"join": "C1", "config": config})
-    groups = make_groups(story, story.mq.state.now_ms + 1_000)
-    assert groups.describe("g").delay_left_ms == 2_000
-    assert [(assignment.state, assignment.delay_left_ms) for assignment in groups.assignments("g")] == [
-        ("unassigned", 2_000)
-    ]
-
-
 def test_paused_partition_shows_the_time_left_of_its_handoff() -> None:
     config = {"group.protocol": "queue", "max.handoff.ms": 3_000}
     story = play(
@@ -115,15 +105,6 @@ def test_member_shows_its_client_host_and_process() -> None:
         ("billing", "rack-1", 4711),
         (None, None, None),
     ]
-
-
-def test_member_shows_the_assignors_that_it_supports() -> None:
-    story = play({"create": {"t": 1}})
-    story.mq.ask(JoinGroup("g", "C1", ["t"], assignors=["sticky", "range"]))
-    story.mq.ask(JoinGroup("g", "C2", ["t"]))
-    rows = run_sql(project_tables(story.mq), "SELECT member_id, assignors FROM group_members ORDER BY member_id")
-    assert [tuple(row) for row in rows] == [("C1", ["sticky", "range"]), ("C2", [])]
-    assert [member.assignors for member in make_groups(story, 0).members("g")] == [["sticky", "range"], []]
 
 
 def test_new_group_takes_the_assignor_of_its_first_member_before_the_default() -> None:
@@ -233,14 +214,6 @@ def test_stall_of_a_forgotten_consumer_names_the_later_one_of_its_process() -> N
     stalls = make_stalled_groups(story, 0, *notes).stalls("g")
     expected = " The same process has joined again since, as member C2: close the first."
     assert [expected in stall.found for stall in stalls] == [True, False, False]
-
-
-def test_member_that_has_left_is_no_stall() -> None:
-    story = Story()
-    story.tell({"create": {"t": 1}})
-    story.mq.ask(JoinGroup("g", "C1", ["t"]))
-    story.tell({"leave": "C1"})
-    assert make_stalled_groups(story, 0, OverdueMember("g", "C1", 1_000, None)).stalls("g") == []
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from lakemq.engine.client.consume.batch import PollOutcome
 from lakemq.engine.client.consume.group_consumer import MemberConsumer
 from lakemq.engine.client.consume.options import RebalanceListener
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.client.consume.queue_poll import FIRST_LIMIT, ProcessingPace
+from lakemq.engine.client.consume.queue_poll import ProcessingPace
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
 from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.errors import EndNotReached
@@ -356,17 +356,6 @@ def test_limit_of_a_poll_follows_the_time_of_messages_and_of_polls(
     each_ms: int, fixed_ms: int, limits: list[int]
 ) -> None:
     assert find_limits(each_ms, fixed_ms, len(limits)) == limits
-
-
-def test_limit_recovers_when_the_user_is_fast_again() -> None:
-    clock = ManualClock()
-    pace = ProcessingPace(clock)
-    for each_ms in [1_000] * 5 + [1] * 20:
-        limit = pace.find_limit(handoff_ms=3_000, most=10_000)
-        pace.note(limit)
-        clock.ms += each_ms * limit
-        pace.note(0)
-    assert limit == 1_200 > FIRST_LIMIT
 
 
 def test_polls_are_not_limited_without_a_handoff() -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from unit.served import new_name, run_in_thread, values
+from unit.served import new_name, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.producer.failures import _MAX_FAILURES, Failure, Failures
@@ -94,16 +94,6 @@ def test_error_of_a_record_fails_no_send_of_any_thread_and_each_flush(
     assert [record.levelname for record in caplog.records if missing in record.message] == ["WARNING"]
 
 
-def test_flush_raises_an_error_that_only_another_thread_has_read(mq: Connection, topic: str):
-    with mq.producer(linger_ms=0) as producer:
-        producer.flush()
-        future = producer.send(new_name("missing"), "lost")
-        assert run_in_thread(future.exception)
-        with pytest.raises(UnknownTopicOrPartition):
-            producer.flush()
-        producer.flush()
-
-
 # -- the failures that a thread knows -------------------------------------------------------------------
 
 
@@ -133,22 +123,6 @@ def test_batch_is_reported_when_each_of_its_records_is(failures: Failures):
     assert not failures.has_reported(1)
     failures.mark_record_reported(1, 1)
     assert failures.has_reported(1)
-
-
-def test_table_is_reported_when_its_error_was_raised(failures: Failures):
-    failures.add(make_failure(1, has_futures=False))
-    assert raise_unreported(failures) == str(RequestTimedOut("1"))
-    assert raise_unreported(failures) is None
-
-
-def test_batches_reported_before_an_older_one_are_not_raised_again(failures: Failures):
-    for number in (1, 2, 3):
-        failures.add(make_failure(number))
-    failures.mark_record_reported(2, 0)
-    failures.mark_record_reported(1, 0)
-    assert not failures.has_reported(3)
-    assert raise_unreported(failures) == str(RequestTimedOut("3"))
-    assert failures.has_reported(3)
 
 
 def test_oldest_kept_failure_stands_for_those_dropped(failures: Failures):

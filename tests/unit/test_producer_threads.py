@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -17,9 +16,8 @@ from unit.served import CONFIG, new_name, new_topic, run_in_thread, served, unti
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.producer.delivery import RecordFuture
-from lakemq.engine.client.producer.producer import Producer, TransactionalProducer
+from lakemq.engine.client.producer.producer import TransactionalProducer
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.engine.namespace.process import end_block
 from lakemq.engine.protocol.values.kinds import AnyResult
 from lakemq.engine.protocol.values.log import Produce, Published
 from lakemq.engine.protocol.values.transactions import EndTransaction
@@ -114,22 +112,6 @@ def test_flush_does_not_wait_for_later_records_of_other_threads(mq: Connection, 
             assert future.done()
 
 
-def test_commit_does_not_wait_for_later_records_of_other_threads(mq: Connection, topic: str):
-    def send() -> None:
-        try:
-            producer.send(topic, "x")
-        except IllegalState:
-            time.sleep(0.001)
-
-    with mq.producer(new_name("id"), linger_ms=0) as producer, call_meanwhile(send):
-        for _ in range(5):
-            producer.begin_transaction()
-            future = producer.send(topic, "mine")
-            producer.commit_transaction()
-            assert future.done()
-    assert values(mq, topic).count("mine") == 5
-
-
 def test_error_in_the_background_is_raised_and_the_producer_goes_on(
     mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -162,20 +144,6 @@ def test_flush_and_close_end_without_a_sequencer(mq_without_sequencer: Connectio
         producer.flush()
     assert {type(future.exception(10)) for future in futures} == {RequestTimedOut}
     producer.close()
-
-
-def test_records_fail_after_delivery_timeout_and_not_after_request_timeout(tmp_path: Path):
-    with served(tmp_path) as mq:
-        mq.topics.create("t")
-        path = mq.namespace.path
-    with lakemq.connect(path, config={**CONFIG, "request.timeout.ms": 600_000}) as mq:
-        producer = mq.producer(linger_ms=0, delivery_timeout_ms=200)
-        first, second = producer.send("t", "1"), producer.send_arrow("t", pa.table({"value": ["2"]}))
-        assert second is None
-        with pytest.raises(RequestTimedOut):
-            producer.flush()
-        assert isinstance(first.exception(), RequestTimedOut)
-        end_block(KeyboardInterrupt, mq.close)  # the connection would wait for its last letter
 
 
 def test_flush_ends_after_its_timeout_and_the_producer_goes_on_sending(tmp_path: Path):
@@ -506,15 +474,3 @@ def test_producer_of_eight_threads_stores_each_acknowledged_record_once(mq: Conn
         )
         stored = {(value, offset) for partition in partitions for offset, value in partition}
         assert {(value, metadata.offset) for value, metadata in topic_records} == stored
-
-
-def test_producer_is_closed_once_by_many_threads(mq: Connection, topic: str):
-    producer = mq.producer(linger_ms=60_000)
-    producer.send(topic, "a")
-
-    def close(_: int) -> Producer:
-        producer.close()
-        return producer
-
-    assert run_in_threads(close) == [producer] * THREADS
-    assert values(mq, topic) == ["a"]

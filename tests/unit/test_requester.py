@@ -36,7 +36,7 @@ from lakemq.engine.protocol.values.clients import Client
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteTopic
-from lakemq.engine.sequencer.letters.answers import MAX_TRIES, SWEEP_MS, UNFETCHED_MS, MailboxAnswers
+from lakemq.engine.sequencer.letters.answers import SWEEP_MS, UNFETCHED_MS, MailboxAnswers
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
 
@@ -305,37 +305,6 @@ def test_a_reply_that_cannot_be_given_is_tried_again_for_a_while(
     assert len(counter.files.puts) == puts
 
 
-def test_reply_is_tried_a_bounded_number_of_times(counter: Counter) -> None:
-    counter.files.unwritable = "replies/b"
-    counter.send("b")
-    counter.seconds_pass(1_000)
-    assert len(counter.files.puts) == MAX_TRIES
-
-
-def test_only_the_last_answer_is_tried_again(counter: Counter) -> None:
-    counter.files.unwritable = "replies/b"
-    counter.send("b")
-    counter.state.clients["b"] = Client(2, [Done()], 0)
-    counter.files.unwritable = ""
-    counter.seconds_pass(100)
-    assert counter.mailbox.list_answered_clients() == []
-
-
-@pytest.mark.parametrize("kind", ["a folder", "a file for its folder"])
-def test_obstacle_in_place_of_a_reply_blocks_no_other(counter: Counter, tmp_path: Path, kind: str) -> None:
-    """The obstacle is real, not simulated."""
-    place = tmp_path / "replies/b"
-    if kind == "a folder":
-        (place / "0000000001").mkdir(parents=True)
-    else:
-        place.parent.mkdir()
-        place.touch()
-    counter.send("a", "b", "c")
-    assert counter.mailbox.poll_answer("c", 1) is not None
-    counter.seconds_pass(100)
-    assert counter.mailbox.poll_answer("a", 1) is not None
-
-
 # -- answers that no client fetches -------------------------------------------------------------------------
 
 
@@ -422,11 +391,6 @@ def test_transaction_abortable_is_the_outcome_of_all_attempts():
     clock = Clock([RequestTimedOut(), TransactionAbortable("open for too long")])
     with pytest.raises(TransactionAbortable):
         ask_with_retries(clock.ask, clock, 100_000, NEVER_PUBLISHED)
-
-
-@pytest.mark.parametrize("unsent", UNSENT_ERRORS)
-def test_unsent_first_attempt_raises_at_once(unsent: LakeMQError):
-    assert ask_repeatedly(unsent, 7) is unsent
 
 
 @pytest.mark.parametrize("unsent", UNSENT_ERRORS)

@@ -12,7 +12,7 @@ from lakemq.engine.client.consume.batch import PollOutcome
 from lakemq.engine.client.consume.group_consumer import MemberConsumer
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.protocol.values.groups import JoinGroup
-from lakemq.errors import EndNotReached, IllegalState, InvalidRequest
+from lakemq.errors import EndNotReached, IllegalState
 
 pytestmark = pytest.mark.slow
 
@@ -180,12 +180,6 @@ def test_until_end_does_not_wait_for_a_deleted_topic(mq: Connection) -> None:
             mq.topics.delete(topic)
 
 
-@pytest.mark.parametrize("wrong", [{"max_records": 0}, {"timeout_ms": -1}, {"timeout_ms": "1"}])
-def test_bad_arguments_are_refused_in_the_call(mq: Connection, wrong: dict[str, Any]) -> None:
-    with join(mq, create_group(mq, "cooperative"), new_topic(mq)) as member, pytest.raises(InvalidRequest):
-        member.until_end(**wrong)
-
-
 @pytest.mark.parametrize("protocol", [*PROTOCOLS, None])
 def test_messages_behind_an_open_transaction_are_not_yet_read(mq: Connection, protocol: str | None) -> None:
     """protocol: of the group; None: a consumer of assigned partitions."""
@@ -296,15 +290,6 @@ def test_poll_of_a_starting_consumer_waits_for_what_a_dead_member_holds(mq: Conn
             read_texts += texts(batch)
             consumer.commit(batch)
         assert sorted(read_texts) == [f"{p}.{i}" for p in range(2) for i in range(3)]
-
-
-def test_iteration_of_a_starting_consumer_waits_for_what_a_dead_member_holds(mq: Connection) -> None:
-    topic, group = new_topic(mq), create_group(mq, "cooperative")
-    add(mq, topic, {0: 3})
-    dead = join_elsewhere(mq, group, topic)
-    with mq.consumer(group, topics=[topic], consumer_timeout_ms=20) as consumer:
-        threading.Timer(0.5, lambda: mq.groups.remove_members(group, [dead])).start()
-        assert len(list(consumer)) == 3
 
 
 def test_empty_batch_of_assigned_partitions_says_why_it_is_empty(mq: Connection) -> None:
