@@ -15,7 +15,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.arrow import FETCHED
 from lakemq.engine.client.fetch.spark import FETCHED_DDL, cut_into_blocks
 from lakemq.engine.protocol.hashing import murmur2
-from lakemq.errors import FileTruncated, InvalidRecord, InvalidTimestamp, MessageTooLarge, StaleTopicMetadata
+from lakemq.errors import FileTruncated, InvalidRecord, InvalidTimestamp, MessageTooLarge
 
 SCHEMA = "key binary, value binary, headers array<struct<key:string,value:binary>>, timestamp timestamp"
 TIMES = [datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)]
@@ -289,22 +289,3 @@ def test_partitions_added_while_tasks_write_are_heeded(
     assert fetched.count() == 300
     assert fetched.where(F.pmod(F.xxhash64("key"), F.lit(5)) != F.col("partition")).count() == 0
     assert {unit.partition for unit in mq.publish(topic, build_keyed_rows(spark, 300)).units} == set(range(5))
-
-
-@pytest.mark.extended
-def test_publish_fails_when_partitions_are_added_at_every_try(
-    spark: SparkSession, mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mq.topics.create(topic, partitions=2)
-    ask = mq.requester.submit
-
-    def add_a_partition_first(request: Any, rows: Any = None) -> Any:
-        monkeypatch.setattr(mq.requester, "submit", ask)
-        mq.topics.alter(topic, partitions=mq.state().topic(topic).partition_count + 1)
-        monkeypatch.setattr(mq.requester, "submit", add_a_partition_first)
-        return ask(request, rows)
-
-    monkeypatch.setattr(mq.requester, "submit", add_a_partition_first)
-    with pytest.raises(StaleTopicMetadata):
-        mq.publish(topic, build_keyed_rows(spark, 10))
-    assert mq.fetch(topic).record_count == 0

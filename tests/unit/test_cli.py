@@ -2,7 +2,6 @@
 
 import base64
 import codecs
-import csv
 import gzip
 import io
 import json
@@ -18,14 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app, move_global_options_first
 from lakemq.jobs.commands.shared.examples import EXAMPLES
-from lakemq.jobs.output import Output, message_records, print_table, show
+from lakemq.jobs.output import Output, message_records, show
 
 pytestmark = pytest.mark.slow
 
@@ -100,15 +98,6 @@ def test_deletion_names_the_groups_that_read_the_topic(lake: Lakemq, mq: Connect
         mq.publish("doomed", pa.table({"value": ["a", "b", "c"]}))
         refused = lake("topics", "delete", "doomed", code=2).stderr
     assert "in 2 partitions, read by readers (1 member, 3 unread), others (0 members, 3 unread)?" in refused
-
-
-def test_describe_as_csv_has_a_line_per_partition(lake: Lakemq, mq: Connection) -> None:
-    mq.topics.create("csv-described", partitions=2)
-    rows = list(csv.DictReader(io.StringIO(lake("topics", "describe", "csv-described", "--output", "csv").stdout)))
-    assert [(r["topic"], r["partition"], r["end_offset"]) for r in rows] == [
-        ("csv-described", "0", "0"),
-        ("csv-described", "1", "0"),
-    ]
 
 
 def test_a_schema_comes_from_a_file_and_is_described(lake: Lakemq, tmp_path: Path) -> None:
@@ -362,28 +351,7 @@ def test_control_characters_of_a_message_do_not_reach_a_terminal(
     assert terminal.getvalue().replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize("width", [20, 45, 55, 200])
-def test_table_on_a_narrow_terminal_breaks_no_number_or_name(width: int) -> None:
-    records = [{"topic": "orders.eu", "lag": 123_456_789_012, "why": "some words to read"} for _ in range(2)]
-    console = Console(width=width, file=io.StringIO())
-    print_table(console, records, ["topic", "lag", "why"])
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert shown.count("orders.eu") == shown.count("123456789012") == 2
-    assert max(map(len, shown.splitlines())) <= width
-    assert " ".join(shown.split()).count("lag 123456789012") == (0 if width >= 45 else 2)
-
-
-def test_an_empty_fetch_as_csv_has_its_header(lake: Lakemq, mq: Connection) -> None:
-    mq.topics.create("empty")
-    assert lake("fetch", "empty", "--output", "csv").stdout.startswith("topic,partition,offset,timestamp,key,")
-    assert lake("fetch", "empty", "--output", "json").stdout == ""
-
-
 # -- the command itself ---------------------------------------------------------------------------------
-
-
-def test_version_is_printed() -> None:
-    assert run(None, "--version").stdout == f"lakemq {lakemq.__version__}\n"
 
 
 def test_global_options_may_stand_anywhere() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import pty
-import re
 import shlex
 import subprocess
 import sys
@@ -150,31 +149,6 @@ def test_the_last_messages_of_each_partition(mq: Connection) -> None:
         assert "or -N: the last N messages" in refused.stderr
 
 
-def test_setting_up_shows_what_is_fetched_at_a_terminal_alone() -> None:
-    dry_run = ["make", "--dry-run", "--always-make", "setup"]
-    _, at_terminal, _ = run_at_a_terminal(dry_run)
-    piped = subprocess.run(dry_run, cwd=CHECKOUT, capture_output=True, timeout=TIMEOUT_S, check=True).stdout
-    assert (at_terminal.count(b"uv pip install"), at_terminal.count(b"uv pip install --quiet")) == (2, 0)
-    assert piped.count(b"uv pip install --quiet") == 2
-
-
-def test_fetching_jars_shows_what_spark_says_at_a_terminal_alone(tmp_path: Path) -> None:
-    for script, text in (("java", "openjdk version '17'"), ("spark-submit", "downloading delta-storage")):
-        file = tmp_path / "bin" / script
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f'#!/bin/sh\necho "{text}" | tr "\'" "\\"" >&2\n')
-        file.chmod(0o755)
-    code = "import sys, pathlib; from lakemq.jobs.jars import DELTA_JARS, _run_resolver;"
-    code += " _run_resolver(pathlib.Path(sys.argv[1]), DELTA_JARS.jars)"
-    homes = [f"{name}={tmp_path}" for name in ("JAVA_HOME", "SPARK_HOME")]
-    command = ["env", *homes, sys.executable, "-c", code, str(tmp_path)]
-    code_, stdout, shown = run_at_a_terminal(command)
-    assert (code_, stdout) == (0, b"")
-    assert "downloading delta-storage" in shown
-    piped = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=True)
-    assert piped.stdout + piped.stderr == b""
-
-
 def command_on_path(folder: Path) -> dict[str, str]:
     """Write a `lakemq` into the folder, and return an environment that finds it. The folder is the home folder, too."""
     command = folder / "lakemq"
@@ -207,28 +181,6 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     }
     as_the_page_says = 'eval "$(_LAKEMQ_COMPLETE=source_bash lakemq)"'
     assert completed(command_on_path(tmp_path), as_the_page_says, [*expected]) == [*expected.values()]
-
-
-def test_completion_that_was_installed_works_in_the_next_shell(tmp_path: Path) -> None:
-    environment = command_on_path(tmp_path)
-    run_bash(environment, "lakemq --install-completion; exit $?")
-    assert completed(environment, "source ~/.bashrc", ["lakemq topics cr"]) == [["create"]]
-
-
-def test_scripts_for_other_shells_ask_the_command(tmp_path: Path) -> None:
-    """The shells need not be here, so the test asks with the variables that their script sets."""
-    environment = command_on_path(tmp_path)
-    for shell in ("zsh", "fish"):
-        script = run_bash(environment, f"_LAKEMQ_COMPLETE=source_{shell} lakemq")
-        assert f"_LAKEMQ_COMPLETE=complete_{shell} " in script
-        assert "_TYPER_COMPLETE_ARGS=" in script
-        variables = {
-            "_LAKEMQ_COMPLETE": f"complete_{shell}",
-            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-            "_TYPER_COMPLETE_ARGS": "lakemq topics delete",
-        }
-        completions = run_bash({**environment, **variables}, "lakemq")
-        assert re.findall(r'(delete[a-z-]*)"?[:\t]', completions) == ["delete", "delete-records"]
 
 
 _ACTIVITY = """

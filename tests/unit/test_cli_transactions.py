@@ -72,18 +72,6 @@ def test_list_shows_ids_with_what_they_have_open(found: Found, committed: str, o
     assert (listed[committed]["partitions"], listed[committed]["open_ms"]) == ([], None)
 
 
-@pytest.mark.extended
-def test_list_by_state(found: Found, lake: Lakemq, committed: str, open_one: str) -> None:
-    def names(*options: str) -> list[str]:
-        return [one["transactional_id"] for one in found("transactions", "list", *options)]
-
-    assert names("--state", "Ongoing") == [open_one]
-    assert names("--state", "Ongoing", "--state", "CompleteCommit") == [open_one, committed]
-    assert names("--state", "Empty") == []
-    refused = lake("transactions", "list", "--state", "ongoing", code=2)
-    assert "'ongoing' is not one of Empty, Ongoing" in refused.stderr
-
-
 def test_a_transaction_that_can_only_be_aborted_says_why(mq: Connection, lake: Lakemq, found: Found) -> None:
     producer = mq.producer("broken")
     producer.begin_transaction()
@@ -154,34 +142,6 @@ def test_describe_producers_of_a_partition(lake: Lakemq, found: Found, committed
     for tp in (("out", "1"), ("nowhere", "0")):
         assert lake("describe-producers", *tp, code=1).stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
     lake("describe-producers", "out", "first", code=2)
-
-
-@pytest.mark.extended
-def test_lag_of_a_group(mq: Connection, lake: Lakemq, found: Found, committed: str) -> None:
-    (row,) = found("groups", "lag", "mirror")
-    assert row.pop("committed_at").endswith("Z")
-    assert row.pop("committed_at_ms") > 0
-    assert row == {
-        "group": "mirror",
-        "topic": "in",
-        "partition": 0,
-        "committed_offset": 3,
-        "next_offset": 3,
-        "counted_from": "committed",
-        "last_stable_offset": 5,
-        "high_watermark": 5,
-        "lag": 2,
-        "unacknowledged": 0,
-        "deleted": 0,
-        "expired": 0,
-        "metadata": "halfway",
-        "pending": None,
-        "owner": None,
-    }
-    shown = lake("groups", "lag", "mirror").stdout.splitlines()[0].split()
-    assert shown[-7:] == ["lag", "unacknowledged", "owner", "deleted", "expired", "committed_at", "pending"]
-    assert ("mirror", "Empty") in {(one["group"], one["state"]) for one in found("groups", "list")}
-    assert lake("groups", "lag", "strangers", code=1).stderr.startswith("GROUP_ID_NOT_FOUND: ")
 
 
 @pytest.mark.extended

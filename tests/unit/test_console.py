@@ -14,14 +14,12 @@ from unit.busy_namespace import HOSTILE, ORDERS, READERS, SHIPPED, WORKERS, Busy
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.errors import StorageError
 from lakemq.jobs.console.app import MENU, PAGES
 from lakemq.jobs.console.console import Console, ConsoleSettings
 from lakemq.jobs.console.pages import overview
 from lakemq.jobs.metrics.server import open_registry
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
 from lakemq.tables.storage.object_stores.files import Files
@@ -127,19 +125,6 @@ class CountingStore(Store):
         return super().dataset(spec, files)
 
 
-def test_charts_of_the_overview_read_two_tables_and_only_files_of_their_time(busy: BusyNamespace) -> None:
-    store = CountingStore(busy.mq.namespace.files)
-    assert sum(messages for _, messages in overview.count_by_minute(store, 0).values()) > 0
-    assert store.opened == ["journal", "segments"]
-    all_files = store.read_paths["segments"]
-    assert len(all_files) > 1
-    (row,) = read_sql(busy, "SELECT max(decided_at_ms) AS newest_ms FROM journal")
-    store.read_paths.clear()
-    assert list(overview.count_by_minute(store, row["newest_ms"])) == [0]
-    # none at all is read if the newest step has added no segments
-    assert all_files - store.read_paths.get("segments", set()), "files of an earlier time"
-
-
 def test_the_first_overview_loads_the_namespace_once(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
         with mq.serving():
@@ -153,13 +138,6 @@ def test_the_first_overview_loads_the_namespace_once(tmp_path: Path) -> None:
         # the collector has closed, so what it reads rarely is read, too
         assert store.opened.count("messages") == 1, "for the sizes of topics"
         assert (store.opened.count("partitions"), store.opened.count("producers")) == (1, 1)
-
-
-def test_sizes_of_topics_are_read_from_several_files_at_once(busy: BusyNamespace, browser: Browser) -> None:
-    store = CountingStore(busy.mq.namespace.files)
-    measure_sizes(store, busy.mq.state().topics)
-    files = store.open(SEGMENTS).files()
-    assert len(store.read_paths["segments"]) == len(files) > 1
 
 
 def test_a_topic_shows_its_partitions_and_readers(busy: BusyNamespace, browser: Browser) -> None:
@@ -184,17 +162,6 @@ def test_a_last_stable_offset_stands_before_the_open_transaction(busy: BusyNames
     assert (described.last_stable_offsets, described.end_offsets) == ([0], [1])
     (row,) = table_rows(browser.get("/topic", name=SHIPPED), "Partitions")
     assert row[2:4] == ["1", "0"]
-
-
-def test_settings_are_shown_as_they_are_set(busy: BusyNamespace, browser: Browser) -> None:
-    busy.mq.topics.create("spoken", config={"retention.waits.for.groups": True})
-    page = browser.get("/topic", name="spoken")
-    shown = {row[0]: row[1] for row in table_rows(page, "Settings")}
-    assert shown["retention.waits.for.groups"] == "true"
-    assert {*shown.values()}.isdisjoint({"True", "False", "None"})
-    (row,) = (row for row in table_rows(browser.get("/topics"), "Topics") if row[0] == "spoken")
-    assert "retention.waits.for.groups=true" in row[4]
-    assert {row[1] for row in table_rows(browser.get("/group", name=WORKERS), "Settings")}.isdisjoint({"True", "False"})
 
 
 def test_a_topic_shows_the_versions_of_its_schema(busy: BusyNamespace, browser: Browser) -> None:
@@ -399,23 +366,6 @@ def test_inputs_that_a_page_does_not_take_are_refused(browser: Browser) -> None:
 def test_a_form_with_an_input_that_its_page_does_not_take_is_refused(browser: Browser) -> None:
     page = browser.submit(browser.get("/doctor"), "/doctor", 400, since="02:10")
     assert any("There is no input 'since' here. Expected: none." in text for text in notices(page))
-
-
-def test_a_page_refreshes_only_as_often_as_offered(browser: Browser) -> None:
-    assert '<meta http-equiv="refresh" content="15">' in browser.get("/", refresh="15")
-    for text in ("0", "1", "15;url=//x", "²"):
-        assert "http-equiv" not in browser.get("/", refresh=text)
-
-
-def test_pages_refresh_as_was_chosen_on_one_of_them(browser: Browser) -> None:
-    browser.get("/", refresh="15")
-    for path in ("/groups", "/topics", "/"):
-        page = browser.get(path)
-        assert '<meta http-equiv="refresh" content="15">' in page
-        assert re.findall(r'<a href="[^"]*" aria-current="true">(.*?)</a>', page) == ["15 s"]
-    assert "http-equiv" not in browser.get("/sql"), "what is typed there would be lost"
-    browser.get("/groups", refresh="0")
-    assert "http-equiv" not in browser.get("/")
 
 
 def test_pages_of_missing_topics_and_groups_are_not_found(browser: Browser) -> None:

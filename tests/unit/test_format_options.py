@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from lakemq.engine.client.format.options import OffsetBound, parse_batch_options, parse_stream_options
-from lakemq.engine.client.format.tasks import parse_batch_write_options, parse_stream_write_options
-from lakemq.errors import InvalidConfig, InvalidGroupId, LakeMQError
+from lakemq.engine.client.format.tasks import parse_stream_write_options
+from lakemq.errors import InvalidConfig, InvalidGroupId
 
 READ = {"path": "data/mq", "subscribe": "orders"}
 
@@ -57,26 +57,11 @@ def test_one_time_precedes_times_by_partition_and_these_precede_offsets() -> Non
     assert parse_stream_options(settings).start == OffsetBound(time_ms=5, fallback="latest")
 
 
-def test_topics_and_partitions_are_read_once_and_in_order() -> None:
-    assert parse_batch_options({**READ, "subscribe": "a, b,a"}).selection.topics == ("a", "b")
-    assigned = parse_batch_options({"path": "x", "assign": '{"a": [1, 0, 1], "b": [2]}'})
-    assert assigned.selection.partitions == {"a": (0, 1), "b": (2,)}
-
-
 def test_limits_of_a_stream_are_numbers_and_a_duration() -> None:
     options = parse_stream_options(
         {**READ, "maxOffsetsPerTrigger": "100", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "30s"}
     )
     assert (options.max_offsets, options.min_offsets, options.max_trigger_delay_ms) == (100, 10, 30_000)
-
-
-def test_view_is_read_and_written_with_the_same_options() -> None:
-    view = {**READ, "topic": "orders", "onError": "reject", "minPartitions": "2"}
-    assert parse_batch_options(view).selection.topics == ("orders",)
-    assert parse_batch_write_options(view).topic == "orders"
-    for parse in (parse_batch_options, parse_batch_write_options):
-        with pytest.raises(InvalidConfig, match="Unknown option"):
-            parse({**view, "topik": "orders"})
 
 
 def test_name_of_a_query_is_no_option() -> None:
@@ -211,12 +196,3 @@ def test_options_of_batches_and_wrong_limits_are_refused_in_a_stream(settings: d
 def test_invalid_name_of_a_group_is_refused() -> None:
     with pytest.raises(InvalidGroupId):
         parse_stream_options({**READ, "group.id": "a/b"})
-
-
-def test_too_large_offset_is_refused() -> None:
-    with pytest.raises(LakeMQError):
-        parse_batch_options({**READ, "startingOffsets": json_of(2**70)})
-
-
-def json_of(offset: int) -> str:
-    return f'{{"orders": {{"0": {offset}}}}}'

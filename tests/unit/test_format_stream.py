@@ -4,13 +4,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from pyspark.sql.streaming.datasource import ReadMinRows
 from unit.served import new_name, new_topic, read_committed_offset, served
 
 import lakemq
@@ -27,8 +27,6 @@ from lakemq.errors import (
 from lakemq.testing import MovableClock
 
 pytestmark = pytest.mark.slow
-
-Offset = dict[str, Any]
 
 
 class Query:
@@ -267,27 +265,6 @@ reader.stop()
 """
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert completed.stdout.split() == ["0", "False"], completed.stderr
-
-
-def test_read_limit_of_all_available_ignores_the_options(mq: Connection, topic: str, query: Any) -> None:
-    send(mq, topic, *"abcde")
-    with query(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="2") as stream:
-        assert stream.reader.getDefaultReadLimit() == ReadMaxRows(2)
-        end = stream.reader.latestOffset({}, ReadAllAvailable())
-        assert end["offsets"] == {topic: {"0": 5}}
-
-
-def test_stream_reads_only_committed_messages(mq: Connection, topic: str, query: Any) -> None:
-    with query(subscribe=topic, startingOffsets="earliest") as stream:
-        txn = mq.transaction(new_name("txn"))
-        with suppress(ZeroDivisionError), txn:
-            txn.publish(topic, pa.table({"value": ["aborted"]}))
-            raise ZeroDivisionError
-        with txn:
-            txn.publish(topic, pa.table({"value": ["a"]}))
-            send(mq, topic, "behind")
-            assert stream.batch() == []
-        assert stream.batch() == ["a", "behind"]
 
 
 def test_repeated_batch_waits_for_messages_that_are_not_committed_yet(mq: Connection, topic: str, query: Any) -> None:

@@ -130,13 +130,6 @@ def test_job_without_a_path_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> N
     assert entry.parse_arguments(entry.make_job_parser("job", "Does.", ""), []).path == "mq"
 
 
-@pytest.mark.parametrize("arguments", [["--wait-ms", "-1"], ["--wait-ms", "soon"]])
-def test_option_without_a_valid_number_is_wrong_usage(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        step.main(["--path", "mq", *arguments])
-    assert ended.value.code == 2
-
-
 @pytest.mark.extended
 @pytest.mark.slow
 def test_jobs_that_need_no_spark_run_without_pyspark(tmp_path: Path) -> None:
@@ -179,24 +172,6 @@ def test_a_signal_ends_a_job_in_good_order(capsys: pytest.CaptureFixture[str]) -
     assert entry.run("job", parse(), work) == 130
     assert closed == [True]
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
-
-
-@pytest.mark.slow
-def test_step_logs_its_requests_at_level_debug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(tmp_path / "mq")
-    with lakemq.connect(path, create=True) as mq:
-        asking = threading.Thread(target=mq.topics.create, args=["t"])
-        asking.start()
-        while not mq.namespace.mailbox.list_waiting(1):
-            time.sleep(0.01)
-        assert step.main(["--path", path, "--until-idle", "--log-level", "debug"]) == 0
-        asking.join()
-    out, err = capsys.readouterr()
-    assert last_line(out)["letters"] == 1
-    (step_line,) = [line for line in map(json.loads, err.splitlines()) if line.get("letters")]
-    assert step_line["step"] <= last_line(out)["step"]
-    (request,) = step_line["requests"]
-    assert request.endswith("/1")
 
 
 @pytest.mark.slow

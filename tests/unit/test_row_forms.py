@@ -20,7 +20,6 @@ from lakemq.engine.client.rows.placing import FIRST_FAILED, Copy, RequestedParti
 from lakemq.engine.client.schemas import SchemaRule
 from lakemq.engine.protocol.codec.few_rows import rows_to_table
 from lakemq.engine.protocol.codec.letter import decode_letter
-from lakemq.engine.protocol.hashing import partition_few_keys, partition_keys
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.errors import InvalidRecord
 from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US, NOT_DELAYED
@@ -165,15 +164,6 @@ def test_records_become_the_same_rows_in_both_forms(rows: list[tuple[Any, ...]])
     assert few.to_arrow().table.equals(many.table.combine_chunks())
     assert (partitions is None) == (expected is None)
     assert [*(() if partitions is None else partitions)] == [*(() if expected is None else expected)]
-
-
-@examples()
-@given(st.lists(st.none() | st.binary(max_size=70), max_size=20), st.integers(1, 9), partitioners, st.integers(0, 50))
-def test_few_keys_get_the_partitions_of_a_column(
-    keys: list[bytes | None], count: int, partitioner: Any, start: int
-) -> None:
-    column = partition_keys(pa.array(keys, pa.binary()), count, partitioner, start)
-    assert partition_few_keys(keys, count, partitioner, start) == column.tolist()
 
 
 @pytest.mark.parametrize(

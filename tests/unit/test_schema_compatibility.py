@@ -287,11 +287,6 @@ def test_part_described_twice_keeps_the_properties_of_both(writer: Any, value: A
     assert not admits("json", writer, reader, "backward")
 
 
-def test_schemas_of_two_drafts_cannot_be_compared() -> None:
-    assert not admits("json", {**A, **DRAFT_7}, A, "backward")
-    assert admits("json", {**A, **DRAFT_7}, {**an_object(a=NUMBER), **DRAFT_7}, "backward")
-
-
 # -- what is admitted can be read -----------------------------------------------------------------------
 
 avro_leaves = st.sampled_from(["null", "boolean", "int", "long", "float", "double", "string", "bytes"])

@@ -220,10 +220,6 @@ def test_ddl_time_without_a_zone_has_two_names(name: str) -> None:
     )
 
 
-def test_ddl_field_that_may_be_null_is_not_required() -> None:
-    assert [field.nullable for field in parse_ddl("a INT NULL, b INT NOT NULL COMMENT 'x'")] == [True, False]
-
-
 @pytest.mark.parametrize(
     ("schema", "value", "reason"),
     [
@@ -250,11 +246,6 @@ def test_misfit_of_a_json_schema_has_a_reason(schema: Any, value: str, reason: s
     found = json_schema(**schema).find_misfits([value.encode()])[0]
     assert found.startswith(reason)
     assert "secret" not in found
-
-
-def test_format_is_checked_in_no_draft() -> None:
-    for draft in ("http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"):
-        assert json_schema(**{"$schema": draft}, format="date").find_misfits([b'"soon"']) == {}
 
 
 def test_json_schema_becomes_typed_columns_where_types_are_clear() -> None:
@@ -390,22 +381,6 @@ def test_misfit_of_avro_has_a_reason() -> None:
     assert misfits[2] == "found bytes after the value"
     assert misfits[3].startswith(f"found the schema {unknown[2:10].hex()}, which is no version")
     assert misfits[4] == misfits[5] == "found no header of Avro's single-object encoding (C3 01 and a fingerprint)"
-
-
-def test_avro_int_has_32_bits() -> None:
-    """fastavro reads and writes any number of 64 bits, which no other library reads as an int."""
-    inner = {"type": "record", "name": "S", "fields": [{"name": "x", "type": ["null", "int"]}]}
-    counts, items = {"type": "map", "values": "int"}, {"type": "array", "items": inner}
-    types = {"a": "int", "m": counts, "l": items, "u": ["int", "long"]}
-    fields = [{"name": name, "type": type} for name, type in types.items()]
-    schema = avro({"type": "record", "name": "R", "fields": fields})
-    fits: dict[str, Any] = {"a": 2**31 - 1, "m": {"k": -(2**31)}, "l": [{"x": None}], "u": 2**40}
-    assert schema.find_misfits([schema.encode(fits)]) == {}
-    for misfit in ({"a": 2**31}, {"m": {"k": -(2**31) - 1}}, {"l": [{"x": 1}, {"x": 2**31}]}):
-        with pytest.raises(ValueError, match="a number out of range"):
-            schema.encode(fits | misfit)
-    whole = avro("int")
-    assert whole.find_misfits([whole.encode(1)[:10] + b"\x80\x80\x80\x80\x10"])
 
 
 def test_record_of_a_union_keeps_its_name_in_both_directions() -> None:

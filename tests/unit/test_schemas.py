@@ -3,7 +3,6 @@
 import datetime as dt
 import json
 import re
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,13 @@ from unit.served import new_name
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.rows.placing import FIRST_UNFIT, MAX_REASONS, merge_marks, reject_misfits
-from lakemq.engine.client.schemas import SchemaRule, topic_schema
+from lakemq.engine.client.schemas import SchemaRule
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.errors import (
     IncompatibleSchema,
     InvalidConfig,
     InvalidRequest,
-    MissingExtra,
     SchemaMismatch,
-    TopicAlreadyExists,
 )
 
 SERVED_WITH = {"project.interval.ms": 50}
@@ -33,7 +30,6 @@ pytestmark = pytest.mark.slow
 DDL = "id BIGINT NOT NULL, amount DOUBLE"
 FITS, MISFIT = b'{"id": 1}', b'{"id": "secret"}'
 REASON = "The value does not fit the topic's schema at $.id: found str, expected int."
-MISSING = r"jsonschema_rs is not installed. Expected pip install 'lakemq\[schemas\]'"
 NO_JSON = "The value does not fit the topic's schema: found no JSON."
 AVRO = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
 WIDER = {**AVRO, "fields": [{"name": "a", "type": "long"}, {"name": "b", "type": "string", "default": "x"}]}
@@ -201,16 +197,6 @@ def test_batch_of_a_group_has_parsed_values(mq: Connection, protocol: str) -> No
         assert "parsed" not in batch.to_arrow().column_names
 
 
-def test_batch_of_a_topic_without_a_schema_is_not_parsed(mq: Connection) -> None:
-    topic = new_name("s")
-    mq.topics.create(topic)
-    mq.publish(topic, table(FITS))
-    with mq.consumer(topic, assign=[topic]) as consumer:
-        batch = consumer.poll(timeout_ms=20_000)
-    with pytest.raises(InvalidRequest, match="has no schema"):
-        batch.to_arrow(parse=True)
-
-
 def test_value_older_than_the_schema_is_fetched_unparsed(mq: Connection) -> None:
     topic = new_name("s")
     mq.topics.create(topic)
@@ -269,30 +255,6 @@ def test_concurrent_schema_change_is_compared_again(mq: Connection, monkeypatch:
     with pytest.raises(IncompatibleSchema, match="cannot read messages of version 2"):
         mq.topics.alter(topic, {"schema": "id INT, n INT"})
     assert [version.schema for version in mq.topics.describe(topic).schemas] == ["id INT", "id BIGINT"]
-
-
-def test_exist_ok_refuses_another_schema(mq: Connection) -> None:
-    topic = new_topic(mq)
-    assert mq.topics.create(topic, 2, {"schema": DDL}, exist_ok=True).schemas[0].schema == DDL
-    with pytest.raises(TopicAlreadyExists):
-        mq.topics.create(topic, 2, {"schema": "id INT"}, exist_ok=True)
-    with pytest.raises(InvalidConfig):
-        mq.topics.create(new_name("s"), config={"schema": json.dumps(AVRO)})
-    with pytest.raises(InvalidConfig, match="at most 65536 characters"):
-        mq.topics.create(new_name("s"), config={"schema": "x" * 65_537})
-
-
-def test_missing_extra_says_what_to_install(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = new_topic(mq, {"type": "object"}, schema_type="json")
-    monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
-    topic_schema.compile_schema.cache_clear()
-    for call in (
-        lambda: mq.publish(topic, table(FITS)),
-        lambda: mq.fetch(topic, parse=True).to_arrow(),
-        lambda: mq.topics.create(new_name("s"), config={"schema": {"type": "object"}, "schema.type": "json"}),
-    ):
-        with pytest.raises(MissingExtra, match=MISSING):
-            call()
 
 
 def test_reasons_are_bounded_and_merged() -> None:
