@@ -184,21 +184,6 @@ def test_member_that_joins_again_under_its_id_goes_on_counting_its_polls(scene: 
     heart.stop()
 
 
-def test_heartbeat_thread_goes_on_after_a_failure_of_the_store(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    files = FaultyFiles(str(tmp_path), undeletable="beats/")
-    beats = Beats(files)
-    heart = HeartbeatThread(beats, lambda: "abc")
-    heart.add("g", "C1", 2)
-    wait_for(lambda: len(files.list("beats")) > 3)
-    files.undeletable = ""
-    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
-    number = beats.read_newest()["abc"][0]
-    wait_for(lambda: beats.read_newest()["abc"][0] > number)
-    heart.stop()
-
-
 def test_heartbeat_thread_survives_any_error_of_a_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beats, failures = Beats(FaultyFiles(str(tmp_path))), [RuntimeError("no thread"), MemoryError()]
     real = beats.put
@@ -224,18 +209,6 @@ def test_beats_of_strangers_are_bounded_and_hide_no_member(tmp_path: Path) -> No
     assert sum(len(body) for _, body in newest.values() if body is not None) <= MAX_READ_BYTES
     assert newest["cc"][1] is not None
     assert sorted(newest) == ["aa", "bb", "cc", "dd"]
-
-
-def test_member_is_heard_beside_strangers_that_beat_at_length(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    scene.mq.ask(JoinGroup("g", "C1", ["t"], session_timeout_ms=6_000))
-    for number in range(1, 12):
-        scene.beats.put("ff", number, encode_beat([MemberBeat("g", "C1", number, 1_000)]))
-        if number > 1:  # their names come before that of the member's beats
-            for stranger in ("aa", "bb"):
-                scene.beats.put(stranger, number, bytes(MAX_READ_BYTES // 2))
-        scene.pass_ms(1_000)
-    assert list(scene.mq.state.groups["g"].members) == ["C1"]
 
 
 def read_beats(beats: Beats) -> list[tuple[str, int]]:
@@ -307,20 +280,6 @@ def test_a_member_that_beats_and_does_not_poll_is_noted_after_half_of_its_interv
     scene.beat("a", "C1", polls=2)
     scene.pass_ms(1_000)
     assert read_note(scene) == []
-
-
-def test_a_note_that_cannot_be_written_hinders_nobody_and_is_written_later(scene: Scene) -> None:
-    scene.join("C1")
-    scene.beat("a", "C1")
-    scene.look()
-    scene.files.unwritable = "overdue/"
-    for _ in range(6):
-        scene.pass_ms(1_000)
-    assert scene.pass_ms(1_000) == [("C1", "session")]
-    assert read_note(scene) == []
-    scene.files.unwritable = ""
-    scene.pass_ms(1_000)
-    assert [member for member, *_ in read_note(scene)] == ["C1"]
 
 
 def test_note_of_an_earlier_leader_is_ignored_and_replaced(scene: Scene) -> None:

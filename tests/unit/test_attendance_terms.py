@@ -12,7 +12,7 @@ import pytest
 from unit.test_attendance import SESSION_MS, Scene
 
 from lakemq.engine.namespace.process import is_process_gone, read_own_identity
-from lakemq.engine.protocol.codec.beat import FencedMember, MemberBeat, decode_beat, decode_fenced_members, encode_beat
+from lakemq.engine.protocol.codec.beat import MemberBeat, decode_beat, encode_beat
 from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, MAX_READ_GAP_MS
 
@@ -143,17 +143,6 @@ def test_member_that_never_beat_is_lost_under_a_later_leader(scene: Terms) -> No
     assert len(scene.files.list("beats")) == 1, "one note is enough"
 
 
-def test_a_note_neither_keeps_a_member_alive_nor_hides_that_it_does_not_poll(scene: Terms) -> None:
-    scene.join("C1", poll_ms=2_000)
-    scene.lead()
-    scene.lead()
-    silent = []
-    for _ in range(6):
-        scene.beat("a", "C1", polls=3)
-        silent += scene.pass_ms(1_000)
-    assert set(silent) == {("C1", "poll")}
-
-
 def test_no_member_is_noted_while_a_beat_cannot_be_read(scene: Terms) -> None:
     scene.join("C1")
     scene.beat("a", "C1")
@@ -172,22 +161,6 @@ def test_old_beats_of_dead_processes_are_deleted(scene: Terms) -> None:
     scene.pass_ms(1_000)
     scene.pass_ms(1_000)
     assert [name.split("-")[0] for name in scene.files.list("beats")] == ["beats/abc"]
-
-
-def test_note_of_a_fenced_member_is_no_beat_and_deleted_after_an_hour(scene: Terms) -> None:
-    fenced = [FencedMember("g", "C0", 0, instance_id="i", fenced_at_ms=1, host="rack", process_id=4711)]
-    scene.join("C1")
-    for number in (1, 2):
-        scene.beats.put_note("g i", number, encode_beat(fenced))
-    assert [decode_fenced_members(note) for note in scene.beats.read_notes()] == [fenced], "one note per subject"
-    scene.beat("abc", "C1")
-    assert scene.lead() == []
-    scene.age_all(ABANDONED_AFTER_MS + 1_000)
-    scene.lead()
-    scene.beat("abc", "C1")
-    assert scene.pass_ms(1_000) == scene.pass_ms(1_000) == []
-    assert scene.beats.read_notes() == []
-    assert scene.files.list("beats")
 
 
 # -- how long a run of `step` waits -------------------------------------------------------------------------
@@ -212,16 +185,6 @@ def test_run_waits_until_a_seemingly_dead_member_is_confirmed(scene: Terms) -> N
     assert scene.wait_ms(CONFIRM_MS) == []
     assert scene.observation_left_ms() > 0
     assert scene.pass_ms(1) == [("C1", "session")]
-
-
-def test_a_run_does_not_wait_for_beats_that_cannot_be_read(scene: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(prefix: str, limit: int | None = None) -> list[str]:
-        raise OSError(errno.EIO, "the store is gone", prefix)
-
-    scene.join("C1")
-    monkeypatch.setattr(scene.files, "list", fail)
-    assert scene.lead() == []
-    assert scene.observation_left_ms() == 0
 
 
 # -- processes of this machine ------------------------------------------------------------------------------

@@ -195,19 +195,6 @@ def test_folder_with_some_notifications_is_still_watched(tmp_path: Path) -> None
     bell.close()
 
 
-def test_late_notification_keeps_the_watch(tmp_path: Path) -> None:
-    """Threads that compute may delay the thread that reports notifications."""
-    watch = new_watch(tmp_path)
-    bell = FolderWaiter(lambda: watch, ManualClock())
-    for _ in range(20):
-        bell.reset()
-        bell.wait(7)
-        bell.note_arrival()
-        watch.event.set()
-    assert bell.has_watch
-    bell.close()
-
-
 @pytest.mark.slow
 def test_an_answer_is_noticed_without_looking_for_it_again_and_again(tmp_path: Path) -> None:
     files = FaultyFiles(str(tmp_path))

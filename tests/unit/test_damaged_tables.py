@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,23 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
 from lawless_writer import ignore_protocol
 from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch import lookup
 from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql import query as sql_query
 from lakemq.engine.client.sql.query import run_query
-from lakemq.engine.namespace import load as load_module
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.projection import RESTORED
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.errors import NewerFormat, RequestTimedOut, StorageError, TableDamaged
+from lakemq.errors import NewerFormat, StorageError, TableDamaged
 from lakemq.jobs.doctor.examination import examine
 from lakemq.tables.specs.topics import SEGMENTS
 
@@ -122,17 +118,6 @@ def flip_bit_of_column(file: Path, index: int) -> None:
     file.write_bytes(content)
 
 
-def test_error_for_a_flipped_bit_in_a_page_names_the_file(path: Path) -> None:
-    (file,) = map(Path, DeltaTable(str(path / "topics")).file_uris())
-    flip_bit_of_column(file, 0)
-    with (
-        lakemq.connect(str(path)) as mq,
-        pytest.raises(TableDamaged, match=rf"topics/{file.name} is damaged.*CRC") as damaged,
-    ):
-        mq.topics.list()
-    assert not damaged.value.retriable
-
-
 def test_sql_on_a_table_whose_log_is_damaged_is_a_storage_error(path: Path, reader: Connection) -> None:
     entry = max((path / "segments/_delta_log").glob("*.json"))
     entry.write_bytes(b"[" + entry.read_bytes()[1:])
@@ -170,22 +155,6 @@ def test_sql_on_a_file_that_is_gone_is_a_storage_error(data_file: Path, reader: 
         with pytest.raises(StorageError, match=f"is gone: put it back.*{re.escape(data_file.name)}") as gone:
             query(SELECT_VALUES)
         assert gone.value.retriable
-
-
-def test_create_of_a_topic_that_cannot_be_read_is_not_reported_as_refused(
-    path: Path, reader: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(query: Any) -> Any:
-        raise StorageError("The store gives no answer.")
-
-    with reader.serving():
-        monkeypatch.setattr(reader.topics, "_look", fail)
-        with pytest.raises(RequestTimedOut, match="was decided, but topic new cannot be read"):
-            reader.topics.create("new")
-        with pytest.raises(RequestTimedOut, match="was decided"):
-            reader.topics.alter("new", {"max.message.bytes": 1_000})
-        monkeypatch.undo()
-        assert reader.topics.describe("new").settings["max.message.bytes"] == 1_000
 
 
 def test_a_step_of_a_newer_format_is_named(path: Path) -> None:
@@ -274,28 +243,6 @@ def test_a_fetch_notices_offsets_that_the_statistics_of_a_log_hide(path: Path, i
         pytest.raises(TableDamaged, match="1 offsets of t are in no row of segments"),
     ):
         mq.fetch("t", start=1, isolation=isolation)
-
-
-def test_a_fetch_notices_offsets_that_the_statistics_of_a_footer_hide(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A row group of a large file is skipped, as a file is."""
-    monkeypatch.setattr(lookup, "_FEW_ROWS", 0)
-    last_offset = 4_241
-    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
-        mq.publish("t", pa.table({"value": ["a"] * last_offset + ["b"]}))
-        mq.sql("SELECT 1", wait_ms=10_000)
-    with lakemq.connect(path) as mq:
-        assert [message.value for message in mq.fetch("t", start=last_offset)] == [b"b"]
-        (stored,) = mq.namespace.store.open(SEGMENTS).files()
-    file = path / SEGMENTS.name / stored.path
-    content = file.read_bytes()
-    footer_begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    footer = content[footer_begin:].replace(struct.pack("<q", last_offset), struct.pack("<q", last_offset - 1))
-    assert footer != content[footer_begin:]
-    file.write_bytes(content[:footer_begin] + footer)
-    with lakemq.connect(path) as mq, pytest.raises(TableDamaged, match="1 offsets of t are in no row of segments"):
-        mq.fetch("t", start=last_offset)
 
 
 def test_a_segment_that_names_no_file_is_damage(path: Path) -> None:
@@ -414,31 +361,6 @@ def test_result_of_a_newer_version_is_not_reported_as_damage(path: Path, reader:
         write_deltalake(copy, pa.Table.from_pylist([newer], table.schema), mode="append")
     with pytest.raises(NewerFormat, match="a result topic_archived"):
         reader.step_until_idle()
-
-
-def test_a_log_that_cannot_be_read_does_not_hide_the_damage(
-    path: Path, reader: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: DeltaTable) -> None:
-        raise DeltaError("half a line")
-
-    with ignore_protocol(path / "topics") as copy:
-        DeltaTable(copy).delete()
-    monkeypatch.setattr(DeltaTable, "history", refuse)
-    with pytest.raises(TableDamaged, match=r"topics lacks topic 1.*unknown, because a log cannot be read"):
-        reader.topics.list()
-
-
-@pytest.mark.parametrize("error_type", [TypeError, AttributeError])
-def test_programming_error_is_not_reported_as_damage(
-    error_type: type[Exception], reader: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise error_type("a mistake")
-
-    monkeypatch.setattr(load_module, "restore", fail)
-    with pytest.raises(error_type, match="a mistake"):
-        reader.topics.list()
 
 
 @pytest.mark.parametrize(

@@ -68,22 +68,6 @@ def test_id_tells_the_writer_of_a_file_and_is_its_name(project_at_once: Connecti
     assert all(len(name) == len("0123456789abcdef.parquet") for name in names)
 
 
-def test_new_ids_are_publishers_and_no_two_are_alike() -> None:
-    file_ids = [new_file_id() for _ in range(10_000)]
-    assert len(set(file_ids)) == len(file_ids)
-    assert 0 <= min(file_ids) < 2**58  # of ten thousand, less than one in 10**580 has none below an eighth
-    assert 2**61 - 2**58 < max(file_ids) < 2**61
-    assert {file_id & 7 for file_id in file_ids} == set(range(8))
-
-
-def test_column_of_file_ids_takes_few_bytes_and_has_bounds(mq: Connection) -> None:
-    file = write_file(mq, 200_000)
-    row_group = pq.read_metadata(Path(mq.namespace.files.root, file_name(file.file_id))).row_group(0)
-    column = row_group.column(MESSAGES.schema.names.index("file_id"))
-    assert column.total_compressed_size < 2_000
-    assert (column.statistics.min, column.statistics.max, file.record_count) == (file.file_id, file.file_id, 200_000)
-
-
 def test_rows_of_files_with_neighbouring_ids_do_not_mix(project_at_once: Connection) -> None:
     """Rows and segments are joined by the sum of id and partition, which is the same for some of these files."""
     mq = project_at_once

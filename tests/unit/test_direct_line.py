@@ -1,7 +1,6 @@
 """A client's end of a line: it saves time while all goes well, and else the letter comes once through the mailbox."""
 
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from lakemq.engine.client.requests.direct_line import DirectLine
 from lakemq.engine.client.requests.requester import IDLE_MS, Requester
 from lakemq.engine.namespace.line_frames import LineAddress, encode_address
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
-from lakemq.engine.protocol.errors import ClientEnded, MailboxFullError, RequestTimedOut
+from lakemq.engine.protocol.errors import ClientEnded, RequestTimedOut
 from lakemq.engine.protocol.values.clients import Answer, Letter
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.state import State
@@ -82,20 +81,6 @@ def test_line_object_exists_only_while_its_leader_serves(tmp_path: Path) -> None
                 assert socket_name.startswith(name)
                 assert socket_name.endswith(".sock")
             assert os.listdir(tmp_path / "mq/line") == []
-
-
-def test_a_copy_by_hard_links_leads_no_client_to_the_leader_of_the_original(mq: Connection, tmp_path: Path) -> None:
-    """The copy names the same socket, and its leader would decide the client's letters for the original."""
-    original, copy = Path(mq.namespace.path), tmp_path / "copy"
-    until(lambda: any((original / "line").glob("*.sock")))
-    shutil.copytree(original / "line", copy / "line", copy_function=os.link)
-    reached = [
-        DirectLine(LocalFiles(str(folder)), mq.namespace.namespace_id, MovableClock()).dial("a-client", 10_000)
-        for folder in (original, copy)
-    ]
-    assert reached[0] is not None
-    assert reached[1] is None
-    reached[0][0].close()
 
 
 def test_leader_removes_line_objects_of_older_leaders_only(tmp_path: Path) -> None:
@@ -356,16 +341,6 @@ def test_an_answer_that_came_while_the_client_was_stopped_counts(tmp_path: Path)
 
 def raise_full(*_: Any) -> str:
     raise MailboxFull(1, 1)
-
-
-def test_full_mailbox_is_reported_if_nothing_was_sent(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.mailbox.put = raise_full  # type: ignore[method-assign]
-    line = DirectLine(desk.files, "ns", MovableClock())
-    requester = Requester(desk.mailbox, desk.clock, lambda: "c1", 1_000, line=line)
-    with pytest.raises(MailboxFullError):
-        requester.ask(InitProducer())
-    requester.close()
 
 
 FORGED = {

@@ -12,7 +12,7 @@ from lakemq.engine.maintenance.dying_messages import DyingMessages, Sighting
 from lakemq.engine.protocol.values.dead_letters import DyingFound, RowLocation
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
 from lakemq.engine.protocol.values.groups import JoinGroup
-from lakemq.engine.sequencer.searches import DYING_LOOK_TIMEOUT_MS, PATIENCE_MS, RETRY_MS, DyingSearch
+from lakemq.engine.sequencer.searches import PATIENCE_MS, RETRY_MS, DyingSearch
 
 
 class Tables:
@@ -181,36 +181,6 @@ def test_no_file_is_removed_while_a_search_may_name_it(queue: Harness) -> None:
     queue.see(finding)
     letters.take_findings(queue.state)
     assert not removing.locked()
-
-
-def test_file_removal_gets_turns_while_messages_keep_dying(queue: Harness) -> None:
-    """Removal gets its turn even if a search takes longer than the pause between two searches."""
-    clock, tables, later, removing = ManualClock(), Tables(), ManualExecutor(), Lock()
-    letters = DyingSearch(tables.find, later, clock, removing)
-    turns = 0
-    for _ in range(9):
-        for finding in letters.take_findings(queue.state):
-            queue.see(finding)
-            queue.ask(queue.produce({0: 1}, "t"))
-            reject(queue, 1)
-        turns += not removing.locked()
-        clock.sleep(200)
-        later.run()
-    assert turns == 3
-    assert len(tables.lookups) == 3
-
-
-def test_late_result_of_a_search_is_ignored(queue: Harness) -> None:
-    """Nothing waits for it any more, and files may have been removed since."""
-    clock, tables, later = ManualClock(), Tables(), ManualExecutor()
-    letters = DyingSearch(tables.find, later, clock, Lock())
-    letters.take_findings(queue.state)
-    clock.sleep(DYING_LOOK_TIMEOUT_MS)
-    later.run()
-    for _ in range(2):
-        assert not letters.take_findings(queue.state)
-    later.run()
-    assert letters.take_findings(queue.state)
 
 
 class ManualExecutor:

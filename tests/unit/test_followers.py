@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from lakemq.engine.client.fetch.log_reader import REBASE_MS, Reader
 from lakemq.engine.client.fetch.step_waiter import StepWaiter
 from lakemq.engine.client.requests.direct_line import DirectLine, FollowLine
 from lakemq.engine.namespace.line_frames import FollowFrameKind, Frame, Hello, encode_frame, encode_number_frame
-from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage.coordination.step_objects import step_name
 from lakemq.tables.storage.object_stores import inotify
@@ -112,26 +110,6 @@ def test_a_follower_that_does_not_read_gets_one_hint_and_holds_up_nobody(leader:
     assert has_nothing(slow)
 
 
-def flood(client: Client) -> None:
-    """Ask again and again, and never read. Raises ConnectionError when the leader has closed the line."""
-    client.socket.setblocking(False)
-    deadline_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline_s:
-        with suppress(BlockingIOError):
-            client.send(encode_number_frame(FollowFrameKind.AWAIT_STEP, 0) * 100)
-
-
-def test_a_follower_that_asks_without_reading_is_closed_and_no_other(leader: Leader) -> None:
-    flooding = leader.connect().greet()
-    quiet = Client(leader.path)
-    quiet.greet(Hello("ns", 3, "secret", "quiet"))
-    announce(leader, 1)
-    with pytest.raises(ConnectionError):
-        flood(flooding)
-    await_step(quiet, 0)
-    assert quiet.receive() == hint(1)
-
-
 @pytest.mark.parametrize("content", [b"", b"1234567", b"123456789"])
 def test_a_bad_number_closes_the_line(leader: Leader, content: bytes) -> None:
     client = leader.connect().greet()
@@ -195,26 +173,6 @@ def test_no_hint_is_sent_for_a_renewed_lease(following: Following) -> None:
     assert not following.line.wait_for_hint(50)
 
 
-def test_no_hint_is_sent_for_a_step_of_a_deposed_leader(following: Following) -> None:
-    """The put has succeeded, but the look afterwards finds that the step before has changed."""
-    assert following.line.await_step(following.sequencer.state.step)
-    frames: list[int | None] = []
-    receive = following.line._receive
-
-    def keep(kind: FollowFrameKind, timeout_ms: float) -> int | None:
-        frames.append(receive(kind, timeout_ms))
-        return frames[-1]
-
-    following.line._receive = keep  # type: ignore[method-assign]
-    following.fails_at = "sequencer.step_put"
-    put_letter(following, 1)
-    with pytest.raises(NotLeader):
-        following.sequencer.step()
-    assert following.line.wait_for_hint(PATIENCE_S * 1000)
-    assert following.line._connection is None, "the line closes with the term"
-    assert frames == [None]
-
-
 # -- waiting ------------------------------------------------------------------------------------------------
 
 
@@ -244,28 +202,6 @@ def test_poll_ends_at_once(mq: lakemq.Connection, monkeypatch: pytest.MonkeyPatc
 
 def send(mq: lakemq.Connection, topic: str, value: str) -> None:
     mq.publish(topic, pa.table({"value": [value]}))
-
-
-def test_a_step_that_another_thread_reads_first_ends_the_poll_too(
-    mq: lakemq.Connection, without_inotify: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The threads of a connection share a reader. What it has read is not what each of them has looked at."""
-    topic = new_topic(mq)
-    wait, waits = StepWaiter.wait, []
-
-    def read_before_waiting(waiter: StepWaiter, *arguments: int) -> None:
-        waits.append(waiter)
-        if len(waits) == 1:
-            send(mq, topic, "1")
-            mq.state()
-        wait(waiter, *arguments)
-
-    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
-        consumer.poll()
-        monkeypatch.setattr(StepWaiter, "wait", read_before_waiting)
-        began_s = time.monotonic()
-        assert len(consumer.poll(timeout_ms=FAR_MS, poll_ms=FAR_MS)) == 1
-        assert time.monotonic() - began_s < step_waiter.LEAST_LINE_LOOK_MS / 2_000
 
 
 def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -301,19 +237,6 @@ def test_polls_do_not_look_while_the_leader_owes_a_hint(
         assert len(looks) <= 2, "for steps that other tests have caused"
         send(mq, topic, "1")
         assert [message.value for message in consumer.poll(timeout_ms=FAR_MS)] == [b"1"]
-
-
-@pytest.mark.parametrize("timeout_ms", [0, 20])
-def test_a_poll_with_a_short_timeout_looks(
-    mq: lakemq.Connection, timeout_ms: int, without_inotify: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is to find whatever was acknowledged before, although the hint may be on its way."""
-    topic = new_topic(mq)
-    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
-        consumer.poll(timeout_ms=200)
-        monkeypatch.setattr(consumer._loop._waiter._line, "wait_for_hint", lambda timeout_ms: False)  # type: ignore[attr-defined]
-        send(mq, topic, "1")
-        assert [message.value for message in consumer.poll(timeout_ms=timeout_ms)] == [b"1"]
 
 
 @pytest.mark.slow

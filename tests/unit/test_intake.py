@@ -187,21 +187,6 @@ def test_unreadable_letter_is_tried_less_and_less_often_and_then_decided(tmp_pat
     assert office.mailbox.list_waiting(10) == []
 
 
-def test_unreadable_letters_keep_to_the_bound_of_a_step(tmp_path: Path) -> None:
-    office = Office(tmp_path, most=10, unreadable="bad")
-    for i in range(35):
-        office.put(f"bad{i}", 1, coarse_s=1)
-    office.put("good", 1, coarse_s=2)
-    reads = []
-    for _ in range(6):
-        before = len(office.files.reads)
-        intake = office.step()
-        reads.append(len(office.files.reads) - before)
-    assert max(reads) == 10
-    assert office.decided == [("good", 1)]
-    assert office.time_passes(intake)
-
-
 def test_unreadable_letter_behind_a_gap_is_refused_unread(tmp_path: Path) -> None:
     office = Office(tmp_path, unreadable="bad")
     office.put("bad", 2)
@@ -362,15 +347,6 @@ def test_a_letter_out_of_turn_closes_its_line_and_comes_by_the_mailbox(office: L
     assert line.is_closed
 
 
-def test_letters_that_are_left_on_lines_are_a_backlog(tmp_path: Path) -> None:
-    """No deadline passes while one waits that may have been sent in time."""
-    office = LineOffice(tmp_path, most=1)
-    for client_id in ("a", "b"):
-        office.receive(office.connect(client_id), client_id, 1)
-    assert office.take_letters().backlog
-    office.close()
-
-
 # -- How often a leader lists the mailbox of a store while clients have lines ----------------------------
 
 __all__ = ["stepped_leader"]  # a fixture
@@ -409,17 +385,6 @@ def test_after_a_letter_each_step_lists_the_mailbox_for_two_seconds() -> None:
     pace.note_listing(has_letters=True)
     assert count_listings(pace, clock, BUSY_MS) == BUSY_MS // 10
     assert count_listings(pace, clock, LONGEST_MS) < 5
-
-
-def test_pace_stays_slow_after_the_last_idle_client_has_left_its_line() -> None:
-    clock = ManualClock()
-    pace = ListingPace(clock)
-    count_listings(pace, clock, 60_000)
-    assert count_listings(pace, clock, BUSY_MS, clients=0) == BUSY_MS // 10, "its letter may follow"
-    assert count_listings(pace, clock, 60_000, clients=0) <= 60_000 // LONGEST_MS + 1
-    pace.note_listing(has_letters=True)
-    clock.sleep(BUSY_MS)
-    assert count_listings(pace, clock, 1_000, clients=0) == 100, "that client has no line"
 
 
 @pytest.fixture

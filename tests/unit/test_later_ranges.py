@@ -1,6 +1,5 @@
 """Ranges that are due much later are read while the sequencer already works. No answer depends on the progress."""
 
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -207,11 +206,6 @@ def test_open_transactions_are_found_at_once(tmp_path: Path, monkeypatch: pytest
     assert list(state.delays.open) == [(1, 0)]
 
 
-def test_few_rows_are_read_at_once(tmp_path: Path) -> None:
-    store, rows = store_rows(tmp_path, [make_later_row(2)])
-    assert LaterRanges(Workers(1, "test-later"), 0).start(store, rows, State()) is None
-
-
 def test_damage_is_reported_whenever_the_ranges_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_rows, "MIN_ROWS", 0)
     store, rows = store_rows(tmp_path, [make_later_row(2), replace(make_later_row(3), released_count=99)])
@@ -220,17 +214,6 @@ def test_damage_is_reported_whenever_the_ranges_are_needed(tmp_path: Path, monke
     for _ in range(2):
         with pytest.raises(TableDamaged, match="not as it was written"):
             state.delays.count_pending(1)
-
-
-def test_threads_switch_often_only_while_ranges_are_read(tmp_path: Path, gate: threading.Event) -> None:
-    before_s = sys.getswitchinterval()
-    store, rows = store_rows(tmp_path, [make_later_row(2)])
-    state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
-    later.start(store, rows, state)
-    until(lambda: sys.getswitchinterval() == pytest.approx(waiting_rows.SWITCH_S))
-    gate.set()
-    state.delays.ranges.packed.complete()
-    assert sys.getswitchinterval() == pytest.approx(before_s)
 
 
 def test_reading_ends_with_the_term(tmp_path: Path, gate: threading.Event) -> None:

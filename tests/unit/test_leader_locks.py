@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lakemq.jobs.doctor.namespace import FreeSpace, describe_free_space, read_free_space
+from lakemq.jobs.doctor.namespace import FreeSpace
 from lakemq.tables.storage.coordination import leader_locks
 from lakemq.tables.storage.coordination.leader_locks import LOCK_FOLDER, LeaderLocks
 from lakemq.tables.storage.object_stores.files import LocalFiles, ObjectFiles, open_files
@@ -189,16 +189,6 @@ GB = 1 << 30
 ROOMY = FreeSpace(size_bytes=100 * GB, free_bytes=60 * GB, inodes=1_000_000, free_inodes=900_000)
 
 
-def test_the_figures_are_those_of_the_disk(tmp_path: Path) -> None:
-    space = read_free_space(LocalFiles(str(tmp_path)))
-    assert space is not None
-    done = subprocess.run(["df", "-B1", "--output=used,avail,pcent", tmp_path], capture_output=True, check=True)
-    used_bytes, free_bytes, percent = (int(figure.strip(b"%")) for figure in done.stdout.split()[-3:])
-    assert abs(space.size_bytes - used_bytes - free_bytes) < GB
-    assert abs(space.free_bytes - free_bytes) < GB
-    assert abs(100 * space.full_share - percent) < 2, "df rounds up"
-
-
 @pytest.mark.parametrize(
     ("space", "is_low"),
     [
@@ -213,13 +203,6 @@ def test_the_figures_are_those_of_the_disk(tmp_path: Path) -> None:
 )
 def test_little_room_is_low(space: FreeSpace, is_low: bool) -> None:
     assert space.is_low == is_low
-
-
-def test_the_text_has_the_share_and_the_bytes() -> None:
-    assert describe_free_space(ROOMY) == "40% full, 60 GB of 100 GB free"
-    large = replace(ROOMY, size_bytes=1_010 * GB, free_bytes=1_005 * GB)
-    assert describe_free_space(large) == "0% full, 1005 GB of 1010 GB free"
-    assert describe_free_space(replace(ROOMY, free_inodes=100)).endswith("and room for only 100 more files")
 
 
 # -- Opening a store by its path and options: which kind it is, and what is refused ----------------------
@@ -317,11 +300,3 @@ def test_options_that_cannot_be_used_are_refused(root: str, options: dict[str, s
     with pytest.raises(ValueError, match=message) as refused:
         open_files(root, options)
     assert "not base 64!" not in "".join(traceback.format_exception(refused.value))
-
-
-@pytest.mark.slow
-def test_importing_costs_neither_pyarrow_fs_nor_more():
-    script = "import sys, lakemq.tables.storage.object_stores.files\n"
-    script += "print([m in sys.modules for m in ('pyarrow.fs', 'deltalake', 'obstore')])"
-    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert completed.stdout.strip() == "[False, False, False]"

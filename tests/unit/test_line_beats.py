@@ -19,7 +19,7 @@ from unit.test_lines import ADDRESS, HELLO, Client, Leader
 
 import lakemq
 from lakemq.engine.client.consume.membership import HeartbeatThread
-from lakemq.engine.client.requests.direct_line import BEAT_SEEN_MS, REDIAL_MS, FollowLine
+from lakemq.engine.client.requests.direct_line import BEAT_SEEN_MS, FollowLine
 from lakemq.engine.namespace.line_frames import (
     FollowFrameKind,
     Frame,
@@ -27,7 +27,6 @@ from lakemq.engine.namespace.line_frames import (
     Hello,
     LineBeat,
     encode_beat_frame,
-    encode_number_frame,
 )
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.sequencer.letters import lines as lines_module
@@ -36,7 +35,6 @@ from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.beats import Beats
-from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.testing import MovableClock
 
 INTERVAL_MS = 200
@@ -128,13 +126,6 @@ def test_beats_are_bounded(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> N
     third = leader.connect().greet(Hello("ns", 3, "secret", "third"))
     third.send(encode_beat_frame(LineBeat("c", 1, encode_beat(large))))
     assert third.receive() == seen(1)
-
-
-def test_short_members_count_by_their_memory(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "MAX_BYTES", 15_000)
-    client = leader.connect().greet()
-    client.send(encode_beat_frame(LineBeat("a", 1, encode_beat([MemberBeat("", "", 0)] * 1_000))))
-    assert client.receive() is None
 
 
 @pytest.mark.parametrize(
@@ -304,41 +295,6 @@ def test_a_beat_that_is_not_counted_in_time_is_written_as_an_object(leader: Lead
     assert not line.send_beat(LineBeat("a", 1, encode_beat([])))
     assert time.monotonic() - began_s > 0.9 * BEAT_SEEN_MS / 1000
     assert line._connection is None
-
-
-class LeaderThatEnds:
-    """Answers a heartbeat and ends. Whoever connects afterwards waits until the test has ended."""
-
-    def __init__(self) -> None:
-        self.here, self.there = socket.socketpair()
-        self.may_answer = threading.Event()
-        self.dial_count = 0
-
-    def dial(self, client_id: str, timeout_ms: float) -> object:
-        self.dial_count += 1
-        if self.dial_count > 1:
-            self.may_answer.wait(PATIENCE_S)
-            return None
-        return self.here, FrameReader(1 << 20)
-
-    def answer_and_end(self) -> None:
-        assert self.there.recv(1 << 16)
-        self.there.sendall(encode_number_frame(FollowFrameKind.BEAT_SEEN, 1))
-        time.sleep(REDIAL_MS / 1000)  # from now on the process may connect again
-        self.there.close()
-
-
-@pytest.mark.slow
-def test_a_leader_that_does_not_answer_holds_up_no_object(tmp_path: Path) -> None:
-    """The machine of the leader is gone, so connecting again takes its whole timeout."""
-    files, dialer = LocalFiles(str(tmp_path)), LeaderThatEnds()
-    thread = HeartbeatThread(Beats(files), lambda: "ab", lambda: FollowLine(dialer, lambda: "x", MovableClock()))  # type: ignore[arg-type]
-    heartbeat = thread.add("g", "m", 300_000)
-    dialer.answer_and_end()
-    until(lambda: list(files.list("beats")) == ["beats/ab-0000000002"])
-    assert dialer.dial_count == 1, "the object comes first"
-    heartbeat.stop()
-    dialer.may_answer.set()
 
 
 def list_beats(mq: lakemq.Connection) -> list[str]:

@@ -172,16 +172,6 @@ def test_a_client_that_takes_no_answer_is_left_after_a_while(leader: Leader) -> 
     until(lambda: not len(leader.lines.table))
 
 
-def test_answers_do_not_pile_up_for_a_client_that_takes_none(leader: Leader) -> None:
-    """Each letter shows that the client lives. So a client that sends and never reads would never be late."""
-    client, answer = leader.connect().greet(), b"x" * (5 << 20)
-    client.send(encode_letter_frame(1, b""))
-    leader.lines.table.answer(leader.take(), answer)
-    client.send(encode_letter_frame(2, b""))
-    until(lambda: not len(leader.lines.table))
-    assert leader.lines.table.take_letter() is None
-
-
 def test_a_connection_that_cannot_be_watched_is_closed_and_no_other(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,16 +276,6 @@ def test_a_drain_has_read_all_that_was_sent_before_it_and_ends_though_clients_go
         assert quiet.receive() is not None
 
 
-def test_deadlines_pass_without_a_drain_once_lines_have_ended(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    client = leader.connect().greet()
-    monkeypatch.setattr(leader.lines, "_close_overdue", lambda: 1 / 0)
-    assert client.receive() is None
-    until(lambda: leader.lines.take_drain() is not None)
-    assert "letters come through the mailbox" in caplog.text
-
-
 def test_a_closed_leader_leaves_no_connection_and_no_thread(leader: Leader) -> None:
     client = leader.connect().greet()
     client.send(encode_letter_frame(1, b"not decided"))
@@ -340,12 +320,6 @@ def test_a_path_that_is_taken_is_refused_and_leaves_no_descriptor(tmp_path: Path
 
 def test_a_letter_as_bytes() -> None:
     assert encode_letter_frame(7, b"abc") == bytes.fromhex("0000000b 03 0000000000000007 616263")
-
-
-def test_an_address_is_json_that_a_person_can_read() -> None:
-    address = LineAddress("ns", 3, "secret", "line/3.sock")
-    assert encode_address(address) == b'{"namespace_id":"ns","epoch":3,"token":"secret","socket":"line/3.sock"}'
-    assert decode_address(encode_address(address)) == address
 
 
 @pytest.mark.slow

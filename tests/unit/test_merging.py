@@ -298,19 +298,3 @@ def test_range_outside_its_file_is_refused(first_row: int, record_count: int) ->
     ranges = SEGMENTS.table([make_segment(1, 0, first_row, record_count, file_id=7)])
     with pytest.raises(ValueError, match="not in its file"):
         find_pointed_rows(ranges, np.array(list(FILES)), np.array(list(FILES.values())))
-
-
-def test_20_000_messages_of_steps_of_their_own_are_a_segment_per_partition() -> None:
-    count, partitions = 20_000, 8
-    rows = np.arange(count)
-    columns = {name: [value] * count for name, value in PLAIN.items()}
-    columns |= {"step": rows, "partition": rows % partitions, "base_offset": rows // partitions}
-    columns |= {"last_offset": rows // partitions, "record_count": np.ones(count, np.int64), "file_id": rows // 100}
-    columns |= {"first_row": rows % 100, "min_timestamp_ms": rows, "max_timestamp_ms": rows}
-    columns |= {"file_partition": rows % partitions, "first_offset": [None] * count}
-    segments = pa.table([pa.array(columns[f.name], f.type) for f in SEGMENTS.stored_schema], SEGMENTS.stored_schema)
-    ids = np.arange(count // 100)
-    shown = find_pointed_rows(segments, ids, np.full(len(ids), 100))
-    none = find_pointed_rows(REJECTED_ROWS.empty(), ids, np.full(len(ids), 100))
-    _, place = order_merged_rows(segments, shown, none, count)
-    assert coalesce(move_ranges(segments, shown, place, MERGED), count).num_rows == partitions

@@ -21,13 +21,11 @@ from obstore.store import LocalStore, MemoryStore
 from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 from store_proxy import Fault, StoreProxy
 from unit.notes_table import NOTES, NoteRow, make_notes
-from unit.served import until
 
 import lakemq
 from lakemq.errors import NamespaceError, StorageError
 from lakemq.jobs import entry
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.storage.delta.commits import CommitConflict
 from lakemq.tables.storage.delta.store import NotATable, Store
 from lakemq.tables.storage.object_stores import object_store
 from lakemq.tables.storage.object_stores.files import ObjectFiles, open_files
@@ -69,14 +67,6 @@ def test_a_table_is_written_read_and_cleaned(store: Store) -> None:
     assert store.open(NOTES).last_step() == 2
     with pytest.raises(NotATable):
         store.open(TableSpec(name="other", row=NoteRow, shape="log", keys=("step",), comment="", log_retention_ms=0))
-
-
-def test_second_of_two_commits_is_a_conflict(store: Store) -> None:
-    first, second = (store.open(NOTES) for _ in range(2))
-    first.append_at(0, make_notes(1))
-    with pytest.raises(CommitConflict):
-        second.append_at(0, make_notes(2))
-    assert store.open(NOTES).read()["step"].to_pylist() == [1]
 
 
 def test_one_of_many_puts_at_once_gets_the_name(files: ObjectFiles) -> None:
@@ -186,19 +176,6 @@ def test_objects_of_looks_at_the_time_are_removed_when_they_are_old(files: Objec
     assert files.list("") == sorted(names)
     object_store.remove_abandoned_times(files, now_ms + object_store.ABANDONED_AFTER_MS + 60_000)
     assert files.list("") == ["time-table"]
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_a_leader_removes_what_killed_processes_left_of_looks_at_the_time(
-    object_server: ObjectServer, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(object_store, "ABANDONED_AFTER_MS", -1_000)
-    with lakemq.connect(f"{root}/mq", storage_options=object_server.options, create=True) as mq:
-        files, name = mq.namespace.files, object_store.make_time_name()
-        files.put(name, b".")
-        with mq.serving():
-            until(lambda: name not in files.list(""))
 
 
 # -- answers that are lost ----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from lakemq.engine.namespace.data_file import new_file_id, write_data_file
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.errors import FileMissing, IllegalState, NotLeader, StorageError, UnknownServerError
+from lakemq.engine.protocol.errors import FileMissing, IllegalState, StorageError, UnknownServerError
 from lakemq.engine.protocol.values.clients import LeaderElected
 from lakemq.engine.protocol.values.decision import Decision, DecisionInputs
 from lakemq.engine.protocol.values.journal import JournalEntry
@@ -279,19 +279,6 @@ def test_a_leader_has_handed_over_even_if_the_next_one_projects_its_last_step(mq
     assert leader.resign()
 
 
-def test_a_leader_hands_over_even_if_the_one_before_it_still_projects(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def meet_another(*_: object) -> None:
-        raise NotLeader("Projecting was overtaken.")
-
-    monkeypatch.setattr(projector.BackgroundProjection, "drain", meet_another)
-    leader = make(mq.namespace, "leader")
-    assert leader.try_lead()
-    assert leader.resign()
-    assert mq.state().leader == ""
-
-
 # -- the first look -----------------------------------------------------------------------------------------
 
 
@@ -450,26 +437,6 @@ def test_a_letter_in_quarantine_is_refused_until_its_client_goes_on(mq: Connecti
     quarantine.refuse_next_time("c", 7)
     assert [type(quarantine.find_refusal(letter)) for _ in range(2)] == [UnknownServerError] * 2
     assert quarantine.find_refusal(LetterName.of("c", 8, 0)) is None
-
-
-def test_a_failure_that_repeats_has_a_stack_trace_once(mq: Connection, caplog: pytest.LogCaptureFixture) -> None:
-    failures = iter(["first", "second", "second"])
-    began = threading.Event()
-
-    def fail(point: str) -> None:
-        if began.is_set() and point == "sequencer.letters_taken" and (text := next(failures, None)):
-            raise RuntimeError(text)
-
-    with Serving(lambda: make(mq.namespace, "s", fail), mq.namespace.config, SystemClock()):
-        assert mq.topics.create("before").partitions == 1, "a step has succeeded"
-        began.set()
-        assert mq.topics.create("t").partitions == 1
-    told = [
-        (record.getMessage().rpartition(": ")[2], bool(record.exc_info))
-        for record in caplog.records
-        if "has failed" in record.msg
-    ]
-    assert told == [("first", True), ("second", True), ("second", False)]
 
 
 END = """

@@ -1,12 +1,9 @@
 """The end of an embedded sequencer: its own connection gets its answers, and it hands over the lease, also at exit."""
 
-import errno
-import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,6 @@ from unit.served import CONFIG, until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol.values.topics import CreateTopic
-from lakemq.engine.sequencer.serving import Serving
-from lakemq.jobs.serve import serve_until_signal
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -141,52 +136,3 @@ def test_a_forked_child_that_exits_leaves_the_lease_to_its_parent(path: str) -> 
 
 
 # -- what `serve` says at its end ---------------------------------------------------------------------------
-
-
-def read_end(
-    mq: Connection, caplog: pytest.LogCaptureFixture, beside: Callable[[Serving], AbstractContextManager[object]]
-) -> str:
-    """Serve for a moment, and return the line that `serve` logs at its end."""
-    with caplog.at_level(logging.INFO, "lakemq.serve"):
-        serve_until_signal(mq, for_ms=100, beside=beside)
-    [line] = [record.getMessage() for record in caplog.records if "has stopped" in record.getMessage()]
-    return line
-
-
-def test_a_standby_that_leads_while_it_ends_says_that_it_hands_over_the_lease(
-    path: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with lakemq.connect(path, config=CONFIG) as mq, lakemq.connect(path, config=CONFIG) as other:
-        leader = other.sequencer()
-        assert leader.try_lead()
-
-        @contextmanager
-        def resign_at_the_end(serving: Serving) -> Iterator[None]:
-            yield
-            leader.resign()
-            until(lambda: serving.sequencer.leads)
-
-        assert read_end(mq, caplog, resign_at_the_end).endswith("the lease is handed over")
-    assert read_leader(path) == ""
-
-
-def test_a_leader_that_cannot_hand_over_its_lease_does_not_say_that_it_did(
-    path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = []
-
-    @contextmanager
-    def fill_the_disk_at_the_end(serving: Serving) -> Iterator[None]:
-        until(lambda: serving.sequencer.leads)
-        names.append(serving.sequencer.name)
-        yield
-        monkeypatch.setattr(mq.namespace.files, "put", refuse)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with lakemq.connect(path, config=CONFIG) as mq:
-        assert read_end(mq, caplog, fill_the_disk_at_the_end).endswith("the lease is not handed over")
-        assert "could not hand over its lease" in caplog.text
-        monkeypatch.undo()
-    assert read_leader(path) == names[0]

@@ -44,19 +44,3 @@ def test_files_that_are_no_signs_stay(tmp_path: Path) -> None:
     assert StandbySigns(files).list_present(files.time_ms()) == []
     StandbySigns(files).forget("notes")
     assert (tmp_path / "standbys" / "notes.txt").exists()
-
-
-def test_old_signs_are_searched_for_once_an_hour(tmp_path: Path) -> None:
-    files = LocalFiles(str(tmp_path))
-    signs = StandbySigns(files)
-    folders: list[str] = []
-    list_files = files.list
-    files.list = lambda *names: folders.append(names[0]) or list_files(*names)  # type: ignore[method-assign,func-returns-value]
-    hour = 3_600_000 // SIGN_EVERY_MS
-    for number in (1, 2, hour):
-        signs.put("alive-2-cd", number)
-    assert folders == ["standbys"]
-    signs.put("killed-1-ab", 7)
-    make_older(tmp_path, "killed-1-ab", 4_000)
-    signs.put("alive-2-cd", hour + 1)
-    assert list((tmp_path / "standbys").glob("killed-*")) == []

@@ -249,18 +249,6 @@ def test_a_follower_reads_each_step_once_and_in_order(disk: Disk, clock: ManualC
     assert disk.calls == ["get"] * 2
 
 
-def test_a_follower_looks_at_its_step_if_it_was_not_at_the_newest_lately(disk: Disk, clock: ManualClock) -> None:
-    log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
-    append(log)
-    follower.read()
-    for waited_ms, calls in ((LOOK_MS - 1, ["get", "get"]), (LOOK_MS, ["get", "get", "look"])):
-        clock.sleep(waited_ms)
-        append(log)
-        disk.calls.clear()
-        follower.read()
-        assert disk.calls == calls, waited_ms
-
-
 def test_a_follower_whose_clock_stood_still_takes_nothing_that_a_leader_left_behind(
     disk: Disk, clock: ManualClock
 ) -> None:

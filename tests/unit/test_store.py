@@ -135,18 +135,6 @@ def test_files_are_swapped_in_one_commit(store: Store, handle: TableHandle, fold
     assert [a["add"]["dataChange"] for a in map(json.loads, entry.splitlines()) if "add" in a] == [False]
 
 
-def test_a_lost_swap_changes_nothing(store: Store, handle: TableHandle, folder: Path) -> None:
-    handle.append_at(0, make_notes(1))
-    other = store.open(NOTES)
-    old = other.files()
-    handle.append_at(1, make_notes(2))
-    with pytest.raises(CommitConflict):
-        other.replace_at(1, [new_file(folder, "merged.parquet", make_notes(1))], old, floor=7)
-    fresh = store.open(NOTES)
-    assert (fresh.version, fresh.floor()) == (2, 0)
-    assert list_steps(fresh.read()) == [1, 2]
-
-
 def test_files_that_are_there_are_registered_once(handle: TableHandle, folder: Path) -> None:
     file = new_file(folder, "a b%.parquet", make_notes(4, 5))
     handle.replace_at(0, [file], last_step=5)
@@ -339,15 +327,6 @@ def test_a_checkpoint_counts_when_all_its_parts_are_there(handle: TableHandle, f
     assert handle.log.checkpointed_version() == 7
 
 
-def test_old_checkpoints_go_with_the_entries(handle: TableHandle, folder: Path) -> None:
-    for version in range(4):
-        handle.append_at(version, make_notes(version))
-        handle.checkpoint()
-    age(folder / "_delta_log")
-    handle.expire_log()
-    assert [path.name[:20] for path in (folder / "_delta_log").glob("*.checkpoint.parquet")] == [f"{4:020d}"]
-
-
 def clean_log_beyond(store: Store, folder: Path) -> None:
     """Let another handle append, checkpoint, and clean the log."""
     other = store.open(NOTES)
@@ -391,15 +370,6 @@ def test_commit_overtaken_by_cleaning_is_a_conflict(store: Store, handle: TableH
     assert fresh.commits_after(3)[0]["version"] == 4
     age(folder / "_delta_log")
     assert fresh.expire_log() == 1
-    assert list_entries(folder) == [4]
-
-
-def test_a_merge_that_was_stopped_leaves_no_entry_behind(store: Store, handle: TableHandle, folder: Path) -> None:
-    handle.append_at(0, make_notes(0))
-    replaced = handle.files()
-    clean_log_beyond(store, folder)
-    with pytest.raises(CommitConflict, match="cleaned"):
-        handle.replace_at(1, [new_file(folder, "merged.parquet", make_notes(0))], replaced)
     assert list_entries(folder) == [4]
 
 
@@ -580,20 +550,6 @@ def test_unreadable_list_delays_deletions(leftovers: Leftovers, handle: TableHan
     before = data_files(folder)
     assert leftovers.delete(NOTES.name, 60_000, handle.open_newest) == 0
     assert data_files(folder) == before
-
-
-def test_a_list_of_what_cannot_be_deleted_is_tried_again(
-    leftovers: Leftovers, handle: TableHandle, folder: Path
-) -> None:
-    lists = folder.parent / "leftovers"
-    (folder / "below").mkdir()
-    (lists / f"{NOTES.name}-odd.json").write_text('["below"]')
-    age(lists)
-    leftovers.delete(NOTES.name, 60_000, handle.open_newest)
-    assert data_files(folder) == {"merged.parquet", "stray.parquet"}
-    (folder / "below").rmdir()
-    leftovers.delete(NOTES.name, 60_000, handle.open_newest)
-    assert list(lists.iterdir()) == []
 
 
 def test_stale_handle_makes_no_file_of_others_a_stray(

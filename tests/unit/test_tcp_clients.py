@@ -52,7 +52,6 @@ from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.producers import ProducerDone
 from lakemq.engine.sequencer.letters import line_opener
 from lakemq.engine.sequencer.letters.line_opener import open_term_lines
-from lakemq.engine.sequencer.letters.line_table import LineListener
 from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.sockets import line_name, list_lines
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles
@@ -328,20 +327,6 @@ def test_a_port_that_is_taken_leaves_the_other_lines_and_is_tried_again(
         sockets.connect_tcp("127.0.0.1", settings.listen_port, 1)
 
 
-def test_a_port_that_is_taken_until_the_term_ends_leaves_nothing(tmp_path: Path) -> None:
-    files, clock = LocalFiles(str(tmp_path)), MovableClock()
-    taken = sockets.listen_tcp("127.0.0.1", 0)
-    settings = LineSettings("127.0.0.1", taken.getsockname()[1], "127.0.0.1", 0)
-    lines = open_term_lines(files, "ns", 1, 60_000, clock.steady_ms(), threading.Event(), clock, settings)
-    assert lines is not None
-    lines.close()
-    taken.close()
-    late = sockets.listen_tcp("127.0.0.1", 0)
-    lines.add_listener(LineListener(late, is_tcp=True))
-    assert late.fileno() == -1, "a socket that comes after the end is closed"
-    assert files.list("line") == []
-
-
 def read_address(files: Files) -> LineAddress:
     return decode_address(files.get(line_name(1)))
 
@@ -383,19 +368,6 @@ def test_clients_of_a_store_look_for_a_line_ever_less_often(
     assert BAD_LINE_MS * 0.7 < pauses[0] < BAD_LINE_MS * 1.1
     assert 0.7 * LONGEST_PAUSE_MS < pauses[-1] < 1.1 * LONGEST_PAUSE_MS
     assert max(pauses[8:]) - min(pauses[8:]) > 2_000, "clients must not come all at once"
-
-
-def test_a_line_that_fails_is_tried_again_soon_and_then_less_often(files: ObjectFiles) -> None:
-    address = LineAddress("ns", 1, "token", "", "127.0.0.1", 1)  # nothing listens there
-    files.put(line_name(1), encode_address(address), durable=False)
-    clock = MovableClock()
-    line = DirectLine(files, "ns", clock)
-    for number in range(8):
-        assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
-        pause_ms = line._next_try_ms - clock.steady_ms()
-        expected_ms = min(LONGEST_PAUSE_MS, BAD_LINE_MS << number)
-        assert 0.5 * expected_ms < pause_ms <= expected_ms
-        clock.ahead_ms += int(pause_ms) + 1
 
 
 @pytest.mark.extended

@@ -20,23 +20,16 @@ from unit.test_direct_line import letter_of
 
 import lakemq
 from lakemq.engine.namespace.line_frames import (
-    FollowFrameKind,
     Frame,
     FrameKind,
     Hello,
-    LineBeat,
     compute_proof,
-    decode_address,
-    encode_beat_frame,
     encode_hello,
 )
-from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.sequencer.letters import line_acceptor, line_opener, line_table
-from lakemq.engine.sequencer.letters import lines as lines_module
 from lakemq.engine.sequencer.letters.line_table import MAX_HANDSHAKE_BYTES
 from lakemq.engine.sequencer.letters.lines import HELLO_MS, LineServer
 from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
-from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.sockets import ABANDONED_AFTER_MS, line_name, put_proof, remove_abandoned_proofs
 from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.testing import MovableClock
@@ -214,17 +207,6 @@ def test_a_client_that_sends_byte_by_byte_gets_no_more_time(leader: TcpLeader) -
     until(lambda: len(leader.lines.table) == 0)
 
 
-def test_a_hello_that_begins_late_gets_no_more_time(leader: TcpLeader) -> None:
-    slow, hello = leader.reach()
-    slow.socket.settimeout(HELLO_MS / 2000)
-    until(lambda: bool(leader.lines.table.lines()))  # it is accepted, which begins its time
-    leader.clock.ahead_ms += HELLO_MS - 1_000
-    slow.send(encode_hello(hello)[:10])
-    until(lambda: any(line.reader.size_bytes for line in leader.lines.table.lines()))
-    leader.clock.ahead_ms += 1_500
-    assert slow.receive() is None
-
-
 NONSENSE = {
     "a hello without TLS": encode_hello(Hello("ns", 3, "token", "client")),
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
@@ -359,56 +341,6 @@ def test_a_forked_child_keeps_no_tcp_line_open(leader: TcpLeader) -> None:
 WELCOME = Frame(FrameKind.WELCOME, b"")
 
 
-class PairedReads(LocalFiles):
-    """Files whose proofs are returned when two threads have read them."""
-
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
-        self.both_have_read = threading.Barrier(2)
-
-    def get(self, name: str, limit: int | None = None) -> bytes:
-        content = super().get(name, limit)
-        self.both_have_read.wait(PATIENCE_S)
-        return content
-
-
-def test_a_proof_that_two_threads_have_read_counts_once(tmp_path: Path) -> None:
-    leader = TcpLeader(tmp_path, files=PairedReads(str(tmp_path)))
-    (first, hello), (second, _) = leader.reach(), leader.reach()
-    for client in (first, second):
-        client.send(encode_hello(hello))
-    # the client that is refused is the one whose line is closed, whichever thread was first
-    frames = [client.receive() for client in (first, second)]
-    assert sorted(frames, key=str) == sorted([WELCOME, None], key=str)
-    leader.serve(first if frames[0] == WELCOME else second)
-    checker = leader.lines._proofs
-    until(lambda: not checker._checking_counts)
-    assert not checker._accepted_proofs, "names of proofs do not pile up"
-    leader.lines.close()
-
-
-def leave_beat(leader: TcpLeader, beats_id: str, size_bytes: int) -> None:
-    """Send a heartbeat on a line, and close the line when it has counted."""
-    client = leader.connect(f"client-{beats_id}")
-    client.send(encode_beat_frame(LineBeat(beats_id, 1, encode_beat([MemberBeat("g", "x" * size_bytes, 0)]))))
-    assert client.receive() == Frame(FollowFrameKind.BEAT_SEEN, (1).to_bytes(8, "big"))
-    client.socket.close()
-    until(lambda: not leader.lines.beats.list_newest())
-
-
-def test_beats_of_closed_lines_are_bounded_together(leader: TcpLeader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that beats, closes its line and opens another one must not fill the leader's memory."""
-    monkeypatch.setattr(lines_module, "MAX_BYTES", 25_000)
-    for beats_id in "abcd":
-        leave_beat(leader, beats_id, 10_000)
-    leave_beat(leader, "a", 11_000)  # takes the place of the one before
-    beats = leader.lines.beats.read_all()
-    assert [beat.beats_id for beat in beats] == ["a", "b"]
-    assert sum(beat.size_bytes for beat in beats) <= 25_000
-    leave_beat(leader, "c", 10_000)
-    assert [beat.beats_id for beat in leader.lines.beats.read_all()] == ["c"], "there is room again"
-
-
 def test_an_older_version_of_tls_is_refused(leader: TcpLeader) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -468,23 +400,6 @@ def test_a_line_that_could_not_be_announced_is_announced_later(tmp_path: Path, m
     until(lambda: line_name(1) in files.list("line"))
     lines.close()
     assert files.list("line") == []
-
-
-def test_a_socket_that_cannot_be_made_is_reported_and_made_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(line_opener, "AGAIN_S", 0.05)
-    obstacle = tmp_path / "line"
-    obstacle.touch()
-    files = LocalFiles(str(tmp_path))
-    lines = open_lines(files)
-    assert [record.levelname for record in caplog.records if "no socket can be made" in record.message] == ["WARNING"]
-    obstacle.unlink()
-    until(lambda: line_name(1) in files.list("line"))
-    address = decode_address(files.get(line_name(1)))
-    sockets.connect_unix(str(tmp_path / address.socket), 1).close()
-    lines.close()
-    assert list(obstacle.iterdir()) == []
 
 
 def test_a_line_that_is_announced_while_its_term_ends_is_withdrawn(
