@@ -58,6 +58,7 @@ def test_command_takes_over_from_silent_leader(path: Path, start: Callable[..., 
     assert values(path) == ["1"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("number", nightly_but([signal.SIGINT], [signal.SIGTERM, signal.SIGINT]))
 def test_a_query_is_interrupted(path: Path, start: Callable[..., Process], number: int) -> None:
     endless = "SELECT count(*) FROM range(1000000000000000) numbers WHERE range % 7 = 3"

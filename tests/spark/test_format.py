@@ -225,6 +225,7 @@ def test_a_batch_is_published_once_whatever_becomes_of_tasks(
         df.select("key").write.format("lakemq").mode("append").option("path", str(path)).option("topic", topic).save()
 
 
+@pytest.mark.extended
 def test_a_thread_of_the_program_writes_once_it_has_made_a_dataframe(
     spark: SparkSession, mq: Connection, path: Path, topic: str
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_job_killed_in_a_stream_is_taken_up_by_the_next(
     assert values(own_mq) == ["A", "B", "C"]
 
 
+@pytest.mark.extended
 def test_a_stream_continues_from_its_checkpoint_which_need_not_be_named(
     own_mq: Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,7 @@ def test_the_session_knows_the_format_at_once(spark: SparkSession, mq: Connectio
     assert [bytes(row.value) for row in rows.where("offset = 1").collect()] == [b"b"]
 
 
+@pytest.mark.extended
 def test_the_session_reads_and_writes_delta(spark: SparkSession, tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     spark.range(3).write.format("delta").save(table)

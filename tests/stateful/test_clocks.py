@@ -181,6 +181,7 @@ def go_on_past(player: Player, step: int) -> None:
             player.world.clock.sleep(30_000)
 
 
+@pytest.mark.extended
 def test_a_standby_that_missed_the_log_leads_when_its_turn_comes(player: Player) -> None:
     standby, background = player.world.sequencer()
     assert not standby.try_lead()

@@ -196,6 +196,7 @@ mq = lakemq.connect(sys.argv[1], config={"request.timeout.ms": 200})
 """
 
 
+@pytest.mark.extended
 def test_call_after_the_end_of_its_own_sequencer_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LATE, str(tmp_path / "mq")], capture_output=True, text=True, check=True

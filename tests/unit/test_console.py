@@ -248,6 +248,7 @@ def test_delayed_messages_are_counted_per_minute(busy: BusyNamespace, browser: B
     assert row[:3] == [ORDERS, str(read_sql(busy, "SELECT partition FROM pending_delayed_rows")[0]["partition"]), "d"]
 
 
+@pytest.mark.extended
 def test_delayed_page_counts_what_is_due_until_an_hour_from_now(busy: BusyNamespace, browser: Browser) -> None:
     """The last minute of the hour is one of which only a part has begun."""
     receipt = busy.mq.delayed.schedule(ORDERS, "late", delay_ms=3_595_000)
@@ -274,6 +275,7 @@ def test_an_open_transaction_is_shown_with_what_it_holds_up(browser: Browser) ->
     assert table_rows(browser.get("/transactions", state="CompleteAbort"), "Transactional ids") == []
 
 
+@pytest.mark.extended
 def test_sql_answers_as_mq_sql_does(busy: BusyNamespace, browser: Browser) -> None:
     query = "SELECT topic, count(*) AS messages FROM log_committed GROUP BY topic ORDER BY topic"
     rows = table_rows(browser.submit(browser.get("/sql"), "/sql", text=query), "Result")
@@ -313,6 +315,7 @@ def test_an_inbox_that_another_writer_broke_fails_only_queries_that_read_it(
     assert [name for name, files in shown.items() if files == "unreadable"] == ["inbox"]
 
 
+@pytest.mark.extended
 def test_a_query_that_takes_too_long_is_stopped(busy: BusyNamespace) -> None:
     endless = "SELECT count(*) FROM range(10000000) a CROSS JOIN range(10000000) b"
     with open_browser(busy.mq, query_timeout_s=0.3) as hasty:

@@ -175,6 +175,7 @@ def test_dead_letters_are_purged(busy: BusyNamespace, browser: Browser) -> None:
     assert len(values(busy.mq, ORDERS)) == count
 
 
+@pytest.mark.extended
 def test_delayed_messages_are_cancelled(busy: BusyNamespace, browser: Browser) -> None:
     receipt = busy.mq.delayed.schedule(ORDERS, "a", key="only", delay_ms=600_000)
     busy.mq.delayed.schedule(ORDERS, "b", delay_ms=600_000)

@@ -22,7 +22,7 @@ from lakemq.jobs.cli import app
 from lakemq.jobs.reports.history import GroupConsumption, History, Timeline, compute_lag, read_consumption, read_history
 from lakemq.jobs.reports.history_report import build_history_report
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 MESSAGES = 40
 

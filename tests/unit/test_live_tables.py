@@ -100,6 +100,7 @@ def test_command_and_sql_agree_on_members_and_sequencers(busy: BusyNamespace) ->
     assert status["standbys"] == [sample.labels["sequencer"] for sample in read_samples(busy, "lakemq_standby_present")]
 
 
+@pytest.mark.extended
 def test_live_tables_are_as_declared_and_have_no_past(busy: BusyNamespace) -> None:
     for spec in LIVE_TABLES:
         assert busy.mq.sql(f"SELECT * FROM {spec.name}").schema.names == spec.schema.names

@@ -125,6 +125,7 @@ def test_member_reads_bounds_of_its_own_partitions_only(monkeypatch: pytest.Monk
     assert all(assigned.bounds == everything[partition] for (_, partition), assigned in owned.items())
 
 
+@pytest.mark.extended
 def test_member_builds_again_only_the_partitions_that_a_step_has_changed() -> None:
     """A member looks after each step, and may have a thousand partitions."""
     mq, views = Harness(), FollowedViews("q", ["C1"])

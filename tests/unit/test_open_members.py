@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from clocks import ManualClock
 from queue_world import QueueWorld
-from targets import nightly_but
+from targets import extended_but, nightly_but
 from unit.consuming import RecordingListener, add, list_partitions, texts
 from unit.served import new_name, new_topic, served, until
 
@@ -32,7 +32,7 @@ PROTOCOLS = ["cooperative", "classic", "queue"]
 HERE = Path(__file__).name
 
 
-@pytest.fixture(params=PROTOCOLS)
+@pytest.fixture(params=extended_but(["queue"], PROTOCOLS))
 def group(mq: Connection, request: pytest.FixtureRequest) -> str:
     settings = {"group.protocol": request.param, "rebalance.delay.ms": 0, "group.initial.rebalance.delay.ms": 0}
     mq.groups.create(name := new_name("g"), settings)

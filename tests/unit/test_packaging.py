@@ -176,6 +176,7 @@ print(*(name for name in ("conf", "engine", "jobs", "tables") if importlib.util.
     assert python_says(code, "-I", cwd=tmp_path) == "lakemq pyspark_lakemq"
 
 
+@pytest.mark.extended
 def test_public_names_exist_before_connect(tmp_path: Path) -> None:
     code = """
 import sys, lakemq

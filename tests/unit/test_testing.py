@@ -160,6 +160,7 @@ def test_a_wait_that_times_out_says_what_it_waited_for(mq: Connection, orders: s
         wait_until_idle(mq, "ship", 0)
 
 
+@pytest.mark.extended
 def test_tests_of_the_page_pass_as_they_stand(pytester: pytest.Pytester) -> None:
     shop, *tests = read_blocks("testing.md", "python")
     pytester.makepyfile(shop=shop, **{f"test_{number}": test for number, test in enumerate(tests)})

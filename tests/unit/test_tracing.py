@@ -216,6 +216,7 @@ def test_trace_headers_of_columns_equal_those_of_records(listed: list[Any], cut:
     assert [[(h["key"], h["value"]) for h in headers] for headers in made] == expected
 
 
+@pytest.mark.extended
 def test_process_that_does_not_trace_imports_no_opentelemetry() -> None:
     code = """
 import sys, tempfile, time, lakemq, pyarrow as pa
