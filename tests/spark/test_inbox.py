@@ -221,19 +221,6 @@ def test_drain_without_spark_is_refused(path: Path, mq: Connection) -> None:
         plain.drain_inbox()
 
 
-@pytest.mark.extended
-def test_an_insertion_is_what_a_commit_put_in(spark: SparkSession, mq: Connection, topic: str) -> None:
-    mq.topics.create(topic, partitions=1)
-    insert(spark, topic, "a")
-    newest = mq.namespace.store.open(INBOX).version
-    insertion = read_insertion(mq.namespace.files, INBOX, newest)
-    assert insertion.version == newest
-    assert insertion.size_bytes == sum(mq.namespace.files.size(name) or 0 for name in insertion.files) > 0
-    insert(spark, topic, "b")
-    spark.sql("OPTIMIZE mq.inbox")
-    assert read_insertion(mq.namespace.files, INBOX, newest + 2).files == ()
-
-
 @pytest.mark.parametrize(
     ("operation", "is_insertion"), [("WRITE", True), ("UPDATE", False), ("MERGE", False), ("RESTORE", False)]
 )

@@ -83,17 +83,6 @@ def test_runs_of_many_blocks_are_fetched_whole(spark: SparkSession, mq: Connecti
 
 
 @pytest.mark.extended
-def test_an_empty_frame_publishes_nothing_and_counts_as_its_version(
-    spark: SparkSession, mq: Connection, topic: str
-) -> None:
-    mq.topics.create(topic, partitions=2)
-    empty = build_keyed_rows(spark, 10).where("id < 0")
-    assert mq.publish(topic, empty, txn_app_id="a", txn_version=0).units == []
-    assert mq.publish(topic, build_keyed_rows(spark, 10), txn_app_id="a", txn_version=0).duplicate
-    assert mq.fetch(topic).to_spark().count() == 0
-
-
-@pytest.mark.extended
 def test_a_fetch_whose_file_is_gone_is_an_error(spark: SparkSession, mq: Connection, topic: str, path: Path) -> None:
     mq.topics.create(topic, partitions=1)
     before = set((path / "messages").glob("*.parquet"))

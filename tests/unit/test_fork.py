@@ -91,22 +91,6 @@ def test_forked_child_is_refused_by_every_call_of_the_connection(mq: Connection)
         assert run_in_fork(catch_in_child(calls)) == "[]"
 
 
-def test_forked_child_is_refused_by_a_transaction(mq: Connection):
-    topic = new_topic(mq)
-    with mq.transaction(new_name("fork")) as transaction:
-        transaction.publish(topic, ROWS)
-        other = mq.transaction(new_name("fork"))
-        calls: dict[str, Callable[[], Any]] = {
-            "enter": other.__enter__,
-            "publish": lambda: transaction.publish(topic, ROWS),
-            "send_offsets": lambda: transaction.send_offsets({(topic, 0): 0}, "g"),
-            "leave": lambda: transaction.__exit__(None, None, None),
-        }
-        with transaction._manager.shared_lock, other._manager.shared_lock:
-            assert run_in_thread(lambda: run_in_fork(catch_in_child(calls))) == "[]"
-    assert values(mq, topic) == ["x"]
-
-
 @pytest.mark.parametrize("protocol", [None, "cooperative", "queue"])
 def test_forked_child_is_refused_by_a_consumer(mq: Connection, protocol: str | None):
     topic = new_topic(mq)

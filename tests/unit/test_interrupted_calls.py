@@ -17,22 +17,6 @@ from lakemq.engine.client.connection import Connection
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
-PLACES = [
-    ("call", "read"),
-    ("return", "read"),
-    ("call", "decode_step_object"),
-    ("return", "decode_step_object"),
-    ("call", "evolve"),
-    ("return", "evolve"),
-    ("return", "replay"),
-    ("call", "_decode_segments"),
-    ("call", "follow"),
-    ("return", "follow"),
-    ("return", "refresh"),
-    ("call", "own"),
-    ("return", "own"),
-]
-
 
 @pytest.fixture
 def mq(tmp_path: Path) -> Iterator[Connection]:
@@ -67,15 +51,6 @@ def within_s(seconds: float, work: Callable[[], Any]) -> Any:
         return pool.submit(work).result(seconds)
     finally:
         pool.shutdown(wait=False)
-
-
-def test_interrupted_fetch_skips_nothing_and_keeps_no_lock(mq: Connection) -> None:
-    with lakemq.connect(mq.namespace.path, config=CONFIG) as other:
-        other.fetch("t")
-        for count, (event, function) in enumerate(PLACES, 1):
-            mq.publish("t", pa.table({"value": ["x", "y"], "partition": [0, 1]}))
-            interrupt(lambda: other.fetch("t"), event, function)
-            assert within_s(10, lambda: other.fetch("t").record_count) == 2 * count, (event, function)
 
 
 @pytest.mark.parametrize("event", ["call", "return"])

@@ -16,7 +16,6 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import rows as rows_module
 from lakemq.engine.client.fetch.arrow import fetch_arrow
 from lakemq.engine.client.fetch.rows import RowGroupCache
-from lakemq.engine.client.publish.executor import FLUSH_BYTES
 from lakemq.engine.namespace.data_file import new_data_file
 from lakemq.tables.storage.object_stores.files import Files
 
@@ -41,14 +40,6 @@ def test_cache_drops_the_least_recently_used_row_group() -> None:
     assert cache.row_group_starts(1) == (0, 100, 200, 300)
 
 
-def test_cache_keeps_no_row_group_above_its_size() -> None:
-    (rows,) = make_row_groups(1)
-    cache = RowGroupCache(rows.nbytes - 1)
-    cache.put(1, (0, 100), 0, rows)
-    assert cache.get(1, 0) is None
-    assert cache.row_group_starts(1) is None
-
-
 @examples(30)
 @given(
     st.lists(st.tuples(st.integers(0, 2_900), st.integers(1, 900)), min_size=1, max_size=6),
@@ -63,15 +54,6 @@ def test_cache_does_not_change_the_rows_of_a_fetch(
         ranges = [(OTHER, first, min(count, 3_000 - first))]
         with_kept = fetch_arrow(files, make_plan(ranges, [], footer), cache)
         assert with_kept.equals(fetch_arrow(files, make_plan(ranges, [], footer)))
-
-
-def test_two_of_the_largest_row_groups_are_kept() -> None:
-    large = pa.table({"value": pa.array([bytes(1 << 20)] * (FLUSH_BYTES >> 20))})
-    cache = RowGroupCache()
-    for group in (0, 1):
-        cache.put(1, (0, 64, 128), group, large)
-    assert cache.get(1, 0) is large
-    assert cache.get(1, 1) is large
 
 
 def _write_data_file(folder: str) -> tuple[FaultyFiles, int]:

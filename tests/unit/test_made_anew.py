@@ -98,28 +98,6 @@ def test_connection_to_a_deleted_namespace_reads_nothing_of_its_successor(
             first.fetch("t")
 
 
-def test_sql_of_an_old_connection_reads_the_present_tables(path: Path, first: Connection) -> None:
-    with first.serving():
-        first.topics.create("t")
-    with recreate_namespace(path) as second, second.serving():
-        second.topics.create("new")
-        second.sql("SELECT 1", wait_ms=10_000)  # the tables hold the topic
-        assert first.sql("SELECT topic FROM topics").column("topic").to_pylist() == ["new"]
-
-
-def test_releases_of_a_deleted_namespace_are_refused(
-    path: Path, first: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with first.serving():
-        first.topics.create("t")
-        releases = first.delayed.releases()
-    publish_anew(path, 1)
-    monkeypatch.setattr(step_objects, "LOOK_MS", 0)
-    for _ in range(2):
-        with pytest.raises(InconsistentClusterId, match="Connect again"):
-            releases.read_new()
-
-
 @pytest.mark.parametrize("protocol", [None, "queue"])
 def test_consumer_of_a_deleted_namespace_is_refused(path: Path, first: Connection, protocol: str | None) -> None:
     with first.serving():

@@ -54,16 +54,6 @@ def test_each_step_moves_some_partitions_until_all_have_moved(protocol: str) -> 
     assert (mq.state.groups["g"].status, mq.state.groups["g"].generation) == (GroupStatus.STABLE, 1)
 
 
-def test_other_requests_do_not_disturb_moves() -> None:
-    mq = join_first_member("cooperative")
-    mq.create("another")
-    assert count_owned_partitions(mq.state) == 8
-    mq.one(AlterTopic("t", partitions=11))
-    assert count_owned_partitions(mq.state) == 8, "what is new may change who gets the rest"
-    mq.assign()
-    assert count_owned_partitions(mq.state) == 11
-
-
 def test_a_classic_group_moves_as_a_whole() -> None:
     mq = join_first_member("classic")
     assert (count_owned_partitions(mq.state), mq.state.list_moving_groups()) == (10, set())

@@ -13,7 +13,7 @@ import pytest
 import lakemq
 from lakemq.jobs import serve as serve_job
 from lakemq.jobs.process import native_memory
-from lakemq.jobs.process.native_memory import ALLOCATOR_VARIABLE, MemoryRelease, choose_allocator
+from lakemq.jobs.process.native_memory import ALLOCATOR_VARIABLE, MemoryRelease
 
 COMMAND = "from lakemq.jobs.cli import main; sys.argv = ['lakemq', '--path', sys.argv[1], 'serve']; main()"
 JOB = "from lakemq.jobs.serve import main; main(['--path', sys.argv[1]])"
@@ -50,30 +50,6 @@ print(before_mib - resident_mib())
 """
 
 
-COUNT_HEAPS = """
-import ctypes, sys, threading
-from lakemq.jobs.process.native_memory import choose_allocator
-choose_allocator()
-library = ctypes.CDLL(None)
-library.malloc.restype = ctypes.c_void_p
-together, heaps = threading.Barrier(24), set()
-
-def allocate():
-    together.wait()
-    for _ in range(200):
-        # a heap of a thread is aligned to 64 MiB, and a small buffer lies in it
-        heaps.add(library.malloc(2000) >> 26)
-    together.wait()
-
-threads = [threading.Thread(target=allocate) for _ in range(24)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print(len(heaps))
-"""
-
-
 def run(code: str, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != ALLOCATOR_VARIABLE}
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
@@ -95,28 +71,12 @@ def test_arrow_uses_the_system_allocator_in_serve(entry: str, folder: str) -> No
     assert "allocator: system" in run(SERVING_PROGRAM + entry, folder)
 
 
-def test_environment_may_name_another_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ALLOCATOR_VARIABLE, "jemalloc")
-    choose_allocator()
-    assert os.environ[ALLOCATOR_VARIABLE] == "jemalloc"
-
-
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give back memory in their own way")
 def test_freed_memory_is_returned_to_the_system() -> None:
     freed_mib = 1_000 * 60_000 / 2**20
     assert float(run(FREEING_PROGRAM)) > freed_mib / 2
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have heaps of their own kind")
-def test_threads_share_few_heaps() -> None:
-    """The first heap of the process may cross a boundary of 64 MiB."""
-    assert int(run(COUNT_HEAPS)) <= native_memory.HEAPS + 1
-
-
-def test_environment_may_set_the_number_of_heaps() -> None:
-    assert not native_memory.bound_heaps({"GLIBC_TUNABLES": "glibc.malloc.arena_max=7"})
 
 
 @pytest.mark.slow

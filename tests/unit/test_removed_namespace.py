@@ -140,34 +140,6 @@ def test_a_commit_to_a_deleted_table_leaves_no_log_there(leader: Led) -> None:
     assert leader.files.list(log_folder(WATERMARKS.name)) == []
 
 
-def test_a_leader_leaves_nothing_in_another_namespace_with_as_many_steps(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with led(str(tmp_path / "mq")) as leader, led(str(tmp_path / "other")) as other:
-        for member in (leader, other):
-            member.renew()
-        handle = leader.mq.namespace.store.open(WATERMARKS)
-        other.sequencer.resign()
-        while leader.sequencer.state.step < max(list_steps(other.files)):
-            leader.renew()
-        (tmp_path / "mq").rename(tmp_path / "moved")
-        (tmp_path / "other").rename(tmp_path / "mq")
-        before = list_steps(leader.files)
-        assert before[-1] == leader.sequencer.state.step
-        with pytest.raises(NotLeader):
-            leader.renew()
-        assert list_steps(leader.files) == before
-        with pytest.raises(CommitConflict):
-            handle.claim()
-        assert leader.sequencer.try_lead()
-        assert f"Another namespace is at {tmp_path / 'mq'} now" in caplog.text
-        leader.sequencer.resign()
-        (tmp_path / "mq").rename(tmp_path / "other")
-        (tmp_path / "moved").rename(tmp_path / "mq")
-    with lakemq.connect(str(tmp_path / "other")) as mq, mq.serving():
-        mq.topics.create("t")
-
-
 def test_client_says_that_its_namespace_is_gone_and_creates_nothing(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True) as mq, mq.serving():

@@ -12,7 +12,6 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.delays import CancelDelays, CancelOutcome, Delayed, DelayedRange, ranges_to_columns
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.segments import segments_to_table
-from lakemq.engine.sequencer import delay_queue
 from lakemq.engine.sequencer.delay_queue import NEAR_MS, DelayQueue
 
 HOUR_MS = 3_600_000
@@ -118,15 +117,3 @@ def test_a_packed_message_is_cancelled_and_nothing_else_is() -> None:
     for _ in range(30):
         leader.step(0)
     assert sorted(row for row, _ in leader.released) == sorted({*range(9_000)} - {7})
-
-
-def test_a_long_queue_is_not_looked_at_again_before_something_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue does not grow meanwhile, so a sequencer that looked would spin."""
-    monkeypatch.setattr(delay_queue, "_MAX_QUEUE", 10)
-    leader, due_ms = Leader(), BEGIN_MS + NEAR_MS - 60 * SECOND_MS
-    leader.schedule([due_ms] * 20 + [BEGIN_MS + 2 * HOUR_MS])
-    leader.step(0)
-    while (wait_ms := leader.slots.due_in_ms(leader.mq.now_ms)) and leader.mq.now_ms < due_ms:
-        leader.step(int(wait_ms))
-    assert leader.mq.now_ms == due_ms
-    assert len(leader.released) == 20
