@@ -1,8 +1,6 @@
 """Delayed messages from DataFrames: released when they are due, in order, and shown in SQL while they wait."""
 
 import time
-from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -33,25 +31,6 @@ def test_column_delays_each_row(spark: SparkSession, mq: Connection, topic: str)
     waiting = mq.sql(query, wait_ms=120_000).to_pylist()
     assert [row["k"] for row in waiting] == [str(i) for i in range(39, 0, -1)]
     assert 0 <= waiting[0]["deliver_at"].timestamp() * 1000 - start_ms <= 1_000  # a slot
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("how", ["delay_ms", "milliseconds", "for all", "a time for all"])
-def test_delays_are_given_as_in_arrow(spark: SparkSession, mq: Connection, topic: str, how: str) -> None:
-    mq.topics.create(topic)
-    far = datetime.now(UTC) + timedelta(days=1)
-    rows = spark.createDataFrame([("a", 86_400_000, int(far.timestamp() * 1000))], "value string, later long, at long")
-    options: Any = {
-        "delay_ms": {"delay_ms": "later"},
-        "milliseconds": {"deliver_at": "at"},
-        "for all": {"delay_ms": 86_400_000},
-        "a time for all": {"deliver_at": far},
-    }[how]
-    before_ms = now_ms()
-    published = mq.publish(topic, rows, **options)
-    assert sum(unit.record_count for unit in published.waiting) == 1
-    (waiting,) = [range_.published for range_ in mq._whole_state().delays.ranges if range_.published.topic == topic]
-    assert 86_390_000 < waiting.first_due_ms - before_ms < 86_440_000
 
 
 @pytest.mark.extended

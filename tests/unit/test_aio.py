@@ -226,28 +226,6 @@ def test_messages_of_a_cancelled_poll_go_to_the_next_member_as_if_never_delivere
     assert read_deliveries(mq, group, topic) == {0: [(0, 2, "available", 0)]}
 
 
-def test_a_loop_that_is_cancelled_reads_on_where_it_was(mq: Connection, topic: str) -> None:
-    add(mq, topic, {0: 3})
-    group = create_queue_group(mq)
-
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(group, topics=[topic]) as consumer:
-            shown: list[str] = []
-
-            async def work() -> None:
-                async for message in consumer:
-                    shown.extend(read_texts([message]))
-                    await consumer.ack(message)
-                    if len(shown) == 1:
-                        await asyncio.sleep(60)
-
-            task = asyncio.create_task(work())
-            await cancel_when(task, lambda: bool(shown))
-            assert [*shown, *await take(consumer, 2)] == ["0.0", "0.1", "0.2"]
-
-    run(mq, main)
-
-
 def test_the_next_poll_raises_the_error_of_a_cancelled_one(mq: Connection, topic: str, group: str) -> None:
     async def main(connection: lakemq.aio.AsyncConnection) -> None:
         async with connection.consumer(group, topics=[topic]) as consumer:

@@ -377,19 +377,6 @@ def test_step_is_refused_while_another_sequencer_leads(lake: Lakemq) -> None:
 # -- A command starts quickly: it loads nothing heavy that it has no use for -----------------------------
 
 
-def test_help_loads_nothing_heavy() -> None:
-    code = """
-import sys
-from typer.testing import CliRunner
-from lakemq.jobs.cli import app
-assert "doctor" in CliRunner().invoke(app, ["--help"]).stdout
-heavy = {"pyarrow", "numpy", "pandas", "deltalake", "duckdb", "pyspark", "msgspec", "yaml"} & set(sys.modules)
-assert not heavy, heavy
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 _COMMAND = """
 import sys
 from lakemq.jobs.cli import main

@@ -4,14 +4,13 @@ import json
 import os
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
-from unit.served import new_name, new_topic, served, until
+from unit.served import new_name, new_topic, served
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -146,26 +145,6 @@ def test_groups_by_state(mq: Connection, lake: Lakemq, topic: str) -> None:
         lake("describe", group, "--state", "--members", code=2)
         named = rows(lake("describe", group, empty, "--output", "json"))
         assert [one["group"] for one in named] == [group, empty]
-
-
-@pytest.mark.extended
-def test_assignments_at_a_time(mq: Connection, lake: Lakemq, topic: str) -> None:
-    group = new_name("g")
-    with mq.consumer(group, topics=[topic], protocol="cooperative") as one:
-        until(lambda: bool(one.poll(timeout_ms=0)) or len(one.assignment()) == 2)
-        (member,) = mq.groups.members(group)
-        had = datetime.fromtimestamp(mq.groups.assignments(group)[0].since_ms / 1000, UTC)
-    until(lambda: {assignment.state for assignment in mq.groups.assignments(group)} == {"unassigned"})
-
-    def at(time: datetime) -> list[tuple[int, str, str | None]]:
-        said = lake("assignments", group, "--at", time.isoformat(), "--output", "json")
-        return [(row["partition"], row["state"], row["owner"]) for row in rows(said)]
-
-    until(lambda: at(had + timedelta(hours=1)) == [(0, "unassigned", None), (1, "unassigned", None)])
-    assert at(had) == [(0, "ready", member.member_id), (1, "ready", member.member_id)]
-    assert at(had - timedelta(milliseconds=1)) == []
-    lake("assignments", group, "--at", "yesterday", code=2)
-    lake("assignments", "nobody", "--at", had.isoformat(), code=1)
 
 
 def test_the_settings_of_a_group_can_be_read_back(mq: Connection, lake: Lakemq, topic: str) -> None:

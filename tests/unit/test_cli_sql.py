@@ -309,24 +309,6 @@ def test_counts_of_offsets_records_and_committed_records_differ(tmp_path: Path) 
         until(lambda: list(run_query(mq.namespace, query)[1]) == [(records, committed + 1)])
 
 
-@pytest.mark.extended
-def test_views_show_live_producers_and_lag_of_groups(tmp_path: Path) -> None:
-    with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
-        mq.topics.create("t", 2)
-        with mq.producer(transactional_id="tx") as producer:
-            producer.begin_transaction()
-            for row in range(8):
-                producer.send("t", str(row), partition=row % 2)
-            producer.commit_transaction()
-        with mq.consumer("g", assign=["t"]) as consumer:
-            consumer.commit({("t", 0): 1, ("t", 1): 3})
-    producers = run(mq, "SELECT transactional_id AS id, state FROM live_producers WHERE transactional_id IS NOT NULL")
-    assert json.loads(producers.stdout) == {"id": "tx", "state": "CompleteCommit"}
-    lag = run(mq, "SELECT group, topic, partitions, lag, largest_lag AS largest FROM group_lag")
-    # four messages and a marker each
-    assert json.loads(lag.stdout) == {"group": "g", "topic": "t", "partitions": 2, "lag": 6, "largest": 4}
-
-
 def test_sql_as_of_a_step_or_time_reads_the_state_then(tmp_path: Path) -> None:
     with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
         mq.topics.create("t")

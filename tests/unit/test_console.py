@@ -1,28 +1,16 @@
 """The console's pages: each shows what the command and SQL show, and never runs what a message holds."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyarrow.dataset import Dataset
 from unit.browsing import Browser, facts, notices, open_browser, table_rows
 from unit.busy_namespace import HOSTILE, ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace, open_busy_namespace
 
-import lakemq
-from lakemq.engine.client.connection import Connection
 from lakemq.errors import StorageError
 from lakemq.jobs.console.app import MENU, PAGES
-from lakemq.jobs.console.console import Console, ConsoleSettings
-from lakemq.jobs.console.pages import overview
-from lakemq.jobs.metrics.server import open_registry
-from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.storage.delta.commits import StoredFile
-from lakemq.tables.storage.delta.store import Store, TableHandle
-from lakemq.tables.storage.object_stores.files import Files
 
 pytestmark = pytest.mark.slow
 
@@ -106,38 +94,6 @@ def test_the_charts_of_the_overview_count_all_messages_of_the_hour(busy: BusyNam
     (total,) = re.findall(r'aria-label="Messages per minute[^"]*, ([\d,]+) in all"', browser.get("/"))
     (row,) = read_sql(busy, "SELECT sum(record_count) AS n FROM segments WHERE kind = 'data'")
     assert total == str(row["n"])
-
-
-class CountingStore(Store):
-    """Notes which tables are opened, and which files are read of each."""
-
-    def __init__(self, files: Files) -> None:
-        super().__init__(files)
-        self.opened: list[str] = []
-        self.read_paths: dict[str, set[str]] = {}
-
-    def open(self, spec: TableSpec) -> TableHandle:
-        self.opened.append(spec.name)
-        return super().open(spec)
-
-    def dataset(self, spec: TableSpec, files: Sequence[StoredFile]) -> Dataset:
-        self.read_paths[spec.name] = {file.path for file in files}
-        return super().dataset(spec, files)
-
-
-def test_the_first_overview_loads_the_namespace_once(tmp_path: Path) -> None:
-    with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
-        with mq.serving():
-            mq.topics.create("t")
-            mq.publish("t", pa.table({"value": ["x"]}))
-        store = CountingStore(mq.namespace.files)
-    with Connection(replace(mq.namespace, store=store)) as reading:
-        with open_registry(reading) as metrics:
-            console = Console(reading, metrics.observer, metrics.collector, ConsoleSettings(), list)
-            overview.read_overview(console, {})
-        # the collector has closed, so what it reads rarely is read, too
-        assert store.opened.count("messages") == 1, "for the sizes of topics"
-        assert (store.opened.count("partitions"), store.opened.count("producers")) == (1, 1)
 
 
 def test_a_topic_shows_its_partitions_and_readers(busy: BusyNamespace, browser: Browser) -> None:

@@ -157,23 +157,6 @@ def test_loop_in_ack_mode_auto_acknowledges_the_messages_it_got(mq: Connection) 
         ]
 
 
-def test_message_returned_in_the_loop_comes_again(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, {0: 4})
-    with create_consumer(mq, group, topic, "queue") as consumer:
-        assert isinstance(consumer, QueueConsumer)
-        deliveries = []
-        for message in consumer:
-            deliveries.append((message.offset, message.delivery_count))
-            if message.offset == 1 and message.delivery_count == 1:
-                consumer.nack(message)
-            else:
-                consumer.ack(message)
-        assert sorted(deliveries) == [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1)]
-        consumer.flush()
-        assert consumer.lag() == {(topic, 0): 0}
-
-
 @pytest.mark.parametrize("protocol", ["queue", "cooperative"])
 def test_slow_loop_gives_up_partitions_between_two_messages(
     mq: Connection, protocol: str, monkeypatch: pytest.MonkeyPatch

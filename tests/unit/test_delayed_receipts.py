@@ -206,24 +206,6 @@ def test_message_is_either_cancelled_or_released(tmp_path: Path) -> None:
     assert {"cancelled", "released"} == {*first_outcomes}
 
 
-@pytest.mark.slow
-@pytest.mark.extended
-def test_waiting_messages_are_listed_by_topic(mq: Connection) -> None:
-    topic = create_quick_topic(mq)
-    mq.publish(topic, pa.table({"value": ["a", "b"], "delay_ms": [10**8, 10**9]}))
-    producer = mq.producer(f"{topic}-etl")
-    producer.begin_transaction()
-    producer.send(topic, "c", delay_ms=10**9)
-    producer.flush()
-    (waiting,) = mq.delayed.all(topic)
-    assert (waiting.messages, waiting.open) == (3, 1)
-    assert waiting.last_due_ms - waiting.first_due_ms >= 9 * 10**8 - 50
-    assert waiting in mq.delayed.all()
-    producer.abort_transaction()
-    producer.close()
-    assert mq.delayed.all(topic)[0].messages == 2
-
-
 def test_malformed_receipt_is_refused(mq: Connection) -> None:
     for receipt in ("", "x", "lmq1:a", "lmq1:a:1.2.3", "lmq1:other:1.2.3.4", "lmq1:other:1.2.3.4\n"):
         with pytest.raises(InvalidReceipt):

@@ -1,8 +1,6 @@
 """A stream through the format `lakemq` without a JVM: called batch by batch, as Spark does."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -250,21 +248,6 @@ def test_small_batch_waits_for_more_messages_or_for_its_time(mq: Connection, top
         while batch is None:
             batch = stream.batch()
         assert batch == ["d"]
-
-
-def test_stream_starts_without_loading_pandas(mq: Connection, topic: str) -> None:
-    """Spark starts a process for each stream, and loading pandas takes a third of the start."""
-    send(mq, topic, "a")
-    code = f"""
-import sys
-from pyspark.sql.streaming.datasource import ReadAllAvailable
-from lakemq.engine.client.format.stream import StreamReader
-reader = StreamReader({{"path": {mq.namespace.path!r}, "subscribe": {topic!r}}})
-print(len(reader.partitions({{}}, reader.latestOffset({{}}, ReadAllAvailable()))), "pandas" in sys.modules)
-reader.stop()
-"""
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert completed.stdout.split() == ["0", "False"], completed.stderr
 
 
 def test_repeated_batch_waits_for_messages_that_are_not_committed_yet(mq: Connection, topic: str, query: Any) -> None:

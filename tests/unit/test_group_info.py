@@ -1,16 +1,12 @@
 """The figures of `mq.groups` for a group that waits, and the clients of its members."""
 
-import os
-import socket
 from typing import Any
 
 import pytest
 from golden.story import Story
 from unit.projected import project_tables, run_sql
-from unit.served import new_name, new_topic
 
 from lakemq.engine.client.arguments import format_time
-from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.groups.groups import Groups
 from lakemq.engine.client.groups.stalls import NO_NOTES, MemberNotes
 from lakemq.engine.client.operator_tools import Observation
@@ -124,24 +120,6 @@ def test_too_long_client_or_host_is_refused() -> None:
     for field in "client_id", "host":
         refusal = story.mq.refused(JoinGroup("g", "C1", ["t"], **{field: "x" * 250}))
         assert refusal.error == InvalidRequest.name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["queue", "cooperative"])
-def test_member_id_names_client_host_and_process(mq: Connection, protocol: str) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    with mq.consumer(group, topics=[topic], protocol=protocol, client_id="billing") as consumer:
-        (member,) = mq.groups.members(group)
-        assert (member.client_id, member.host, member.process_id) == ("billing", socket.gethostname()[:64], os.getpid())
-        assert member.member_id == consumer.member_id  # type: ignore[attr-defined]
-        assert member.member_id.startswith(f"billing-{member.host}-{member.process_id}-")
-    with mq.consumer(group, topics=[topic], protocol=protocol) as consumer:
-        (member,) = mq.groups.members(group)
-        assert member.client_id is None
-        assert member.member_id.startswith(f"{member.host}-{member.process_id}-")
-    for wrong in "", "x" * 101, 3:
-        with pytest.raises(InvalidRequest, match="client_id"):
-            mq.consumer(group, topics=[topic], protocol=protocol, client_id=wrong)  # type: ignore[arg-type]
 
 
 # What holds up a group of any protocol: members that are overdue, and transactions that stay open.

@@ -174,22 +174,6 @@ def test_report_in_a_terminal_needs_no_plots(mq: Connection, monkeypatch: pytest
     assert run(mq, "--output", "json")["messages"] == 2 * MESSAGES + 1
 
 
-@pytest.mark.parametrize(
-    ("since", "until_", "expected"),
-    [
-        ("2026-01-31T12:00:00", "2026-01-31T11:00:00", "it must be before --until"),
-        ("PX", "2026-01-31T11:00:00", "expected a duration"),
-        ("yesterday", "2026-01-31T11:00:00", "expected a time in UTC, such as 02:10"),
-        ("0", "9" * 18, "expected a time in UTC, such as 02:10"),
-    ],
-)
-def test_wrong_times_are_refused(mq: Connection, tmp_path: Path, since: str, until_: str, expected: str) -> None:
-    arguments = ["--path", mq.namespace.path, "report", "--since", since, "--until", until_, "-o", str(tmp_path / "r")]
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
-    assert done.exit_code == 2
-    assert expected in done.stderr
-
-
 def read_counts(*rows: tuple[int, str, dict[str, object]], queues: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
     """Return at_ms, count and are_deleted of what groups consumed of `t`, of which offsets below 20 are deleted now."""
     decisions = [

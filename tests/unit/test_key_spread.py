@@ -151,23 +151,6 @@ def test_command_shows_hot_keys_only_on_request(mq: Connection) -> None:
     assert describe(mq, topic).stderr == ""
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_doctor_advises_on_a_partition_with_twice_its_share(mq: Connection) -> None:
-    assert check_spread(mq).ok
-    even, uneven = new_topic(mq, 3), new_topic(mq, 3)
-    for partition, count in ((0, 100), (1, 100), (2, 100)):
-        mq.publish(even, rows(partition, ["k"] * count))
-        mq.publish(uneven, rows(partition, ["k"] * (count if partition else 400)))
-    finding = check_spread(mq)
-    assert finding.ok
-    assert f"partition 0 of {uneven} has 67% of the offsets" in finding.found
-    assert "fair is 33%" in finding.found
-    assert finding.state == "advice"
-    assert "--keys" in finding.mend
-    assert f"of {even} has" not in finding.found
-
-
 @pytest.mark.slow
 def test_doctor_advises_on_a_partition_that_became_hot_lately(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = new_topic(mq, 3)

@@ -18,7 +18,6 @@ from unit.test_attendance_terms import needs_identity
 from unit.test_lines import ADDRESS, HELLO, Client, Leader
 
 import lakemq
-from lakemq.engine.client.consume.membership import HeartbeatThread
 from lakemq.engine.client.requests.direct_line import BEAT_SEEN_MS, FollowLine
 from lakemq.engine.namespace.line_frames import (
     FollowFrameKind,
@@ -32,9 +31,7 @@ from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.sequencer.letters import lines as lines_module
 from lakemq.engine.sequencer.letters.line_table import LineListener
 from lakemq.engine.sequencer.letters.lines import LineServer
-from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage.coordination import sockets
-from lakemq.tables.storage.coordination.beats import Beats
 from lakemq.testing import MovableClock
 
 INTERVAL_MS = 200
@@ -339,19 +336,3 @@ def test_an_object_is_written_at_once_when_the_line_is_lost(tmp_path: Path) -> N
 def find_line_beats(mq: lakemq.Connection) -> list[object]:
     term = mq._open.serving[0].sequencer._term
     return [] if term is None or term.lines is None else list(term.lines.beats.list_newest())
-
-
-@pytest.mark.slow
-def test_the_thread_beats_by_objects_without_a_line(tmp_path: Path) -> None:
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
-        thread = HeartbeatThread(Beats(mq.namespace.files), lambda: "ab", mq._new_follow_line)
-        heartbeat = thread.add("g", "m", 50)
-        until(lambda: bool(list_beats(mq)) and list_beats(mq)[0] > "beats/ab-0000000003")
-        ids = iter(range(1, 1000)).__next__
-        sequencer = Sequencer(mq.namespace, "leader", mq._clock, ids, has_lines=True)
-        assert sequencer.try_lead()
-        until(lambda: not list_beats(mq))
-        sequencer.resign()
-        until(lambda: bool(list_beats(mq)))
-        heartbeat.stop()
-        until(lambda: not list_beats(mq))

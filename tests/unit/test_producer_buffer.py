@@ -60,18 +60,3 @@ def test_fast_and_slow_path_fill_the_buffer_alike(calls: list[str | tuple[str, i
     for call in calls:
         assert quick.do(call) == slow.do(call)
     assert slow.quick_count == 0
-
-
-def test_fast_path_takes_most_records_until_it_is_disabled() -> None:
-    play = BufferDriver(True)
-    for _ in range(9):
-        play.do(("a", 10))
-    assert play.quick_count == 8
-    assert play.buffer._due_in_ms() == 1000
-    play.do(("a", 10))
-    assert play.buffer._due_in_ms() == 0
-    play.do("next")
-    play.do(("a", 10))
-    play.buffer.disable_fast_path()
-    play.do(("a", 10))
-    assert play.quick_count == 8

@@ -105,24 +105,6 @@ def test_unacknowledged_messages_go_to_the_next_owner_when_the_handoff_time_ends
             assert read_deliveries(mq, group, topic) == {0: [], 1: []}
 
 
-def test_flush_raises_each_refusal_since_the_last_flush_once(mq: Connection) -> None:
-    """Each refusal is raised once, however often the caller acknowledges the message."""
-    topic, group = new_topic(mq, 4), create_queue_group(mq, max_handoff_ms=100)
-    add(mq, topic, dict.fromkeys(range(4), 1))
-    with join_queue_group(mq, group, topic) as first:
-        messages = take_messages(first, 4)
-        with join_queue_group(mq, group, topic) as second:
-            assert {message.partition for message in take_messages(second, 2)} == {2, 3}
-            for partition in (2, 3, 2):
-                first.ack([message for message in messages if message.partition == partition])
-            with pytest.raises(FencedMemberEpoch, match=f"{topic}-2") as raised:
-                first.flush()
-            assert isinstance(raised.value.__cause__, FencedMemberEpoch)
-            assert raised.value.__cause__.found == [f"{topic}-3"]
-            assert raised.value.__cause__.__cause__ is None
-            first.flush()
-
-
 def test_closing_member_returns_messages_and_unseen_ones_count_as_undelivered(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})

@@ -231,25 +231,6 @@ def make_body(values: list[str]) -> pa.Table:
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, BODY_SCHEMA, strict=True)], schema=BODY_SCHEMA)
 
 
-def test_a_silence_is_logged_once_over_all_attempts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    """A producer repeats requests for minutes. Without this message its program would seem to hang."""
-    monkeypatch.setattr(requester_module, "_QUIET_MS", 1)
-    desk = Desk(tmp_path)
-    desk.silent = 2
-    for _ in range(2):
-        with pytest.raises(RequestTimedOut):
-            desk.ask()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "`lakemq serve`" in caplog.text
-    desk.ask()
-    desk.silent = 1
-    with pytest.raises(RequestTimedOut):
-        desk.ask()
-    assert len(caplog.records) == 2
-
-
 # -- Answers: one that cannot be written delays no other, and none stays forever -------------------------
 
 

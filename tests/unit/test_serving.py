@@ -322,24 +322,6 @@ def test_sequencer_stopped_in_its_first_look_looks_once_more(path: str, late_loo
             assert store.looks == 2
 
 
-def test_serving_that_begins_on_a_full_disk_goes_on_when_there_is_room(mq: Connection) -> None:
-    tries = threading.Semaphore(0)
-    has_room = threading.Event()
-
-    def full(point: str) -> None:
-        if not has_room.is_set():
-            tries.release()
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with Serving(lambda: make(mq.namespace, "early", full), mq.namespace.config, SystemClock()) as served:
-        for _ in range(3):
-            assert tries.acquire(timeout=20)
-        assert served.error is None
-        has_room.set()
-        assert mq.topics.create("t").partitions == 1
-        assert served.sequencer.leads
-
-
 def test_serving_ends_where_it_may_not_write(mq: Connection) -> None:
     def forbidden(point: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")

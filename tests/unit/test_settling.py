@@ -7,8 +7,7 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules import reconciling
 from lakemq.engine.protocol.values.assignments import Group
 from lakemq.engine.protocol.values.base import Record
-from lakemq.engine.protocol.values.decision import Decision, DecisionInputs
-from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup, MemberSilent
+from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup
 from lakemq.engine.protocol.values.state import State
 
 
@@ -31,24 +30,3 @@ def test_group_with_an_unforeseen_error_stays_and_others_settle(monkeypatch: pyt
     machine.decide_group_changes(mq.state, lambda name, error: errors.append(f"{name}: {error}"))
     assert errors == ["bad: not foreseen"]
     assert {name for name, group in mq.state.groups.items() if group.target_epoch == group.group_epoch} == {"good"}
-
-
-def test_failed_observation_of_a_group_does_not_stop_that_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    mq = Harness()
-    mq.create("t", 2)
-    for name in ("bad", "good"):
-        mq.one(JoinGroup(name, "m", ["t"], None, None, 6_000, 10_000, "earliest"))
-    decide = machine.DECIDE[MemberSilent]
-
-    def raises(state: State, request: MemberSilent, inputs: DecisionInputs) -> Decision:
-        if request.group == "bad":
-            raise RuntimeError("not foreseen")
-        return decide(state, request, inputs)
-
-    monkeypatch.setitem(machine.DECIDE, MemberSilent, raises)
-    errors: list[Exception] = []
-    observations = [MemberSilent(name, "m", "session") for name in ("bad", "good")]
-    entries = machine.decide_observations(mq.state, observations, errors.append)
-    assert [entry.record.kind for entry in entries] == ["member_left"]
-    assert list(map(str, errors)) == ["not foreseen"]
-    assert (list(mq.state.groups["bad"].members), list(mq.state.groups["good"].members)) == (["m"], [])

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from unit.served import create_quick_topic, new_topic, wait_for_messages
+from unit.served import new_topic
 
 from lakemq.engine.client import tracing
 from lakemq.engine.client.connection import Connection
@@ -123,21 +123,6 @@ def test_polls_fetches_and_commits_have_spans(mq: Connection, exporter: InMemory
         assigned.commit(assigned.poll(timeout_ms=20_000))
     assert len(spans_named(exporter, f"commit {topic}-assigned")) == 1
     assert attributes(spans_named(exporter, f"fetch {topic}")[0])["batch.message_count"] == 2
-
-
-def test_scheduled_message_names_its_span(mq: Connection, exporter: InMemorySpanExporter) -> None:
-    topic = create_quick_topic(mq)
-    with start_span() as request:
-        mq.delayed.schedule(topic, "x", delay_ms=0)
-        mq.delayed.schedule(topic, "y", headers={"traceparent": OTHER}, delay_ms=0)
-    first, _ = spans_named(exporter, f"publish {topic}")
-    assert first.parent is not None
-    assert first.parent.span_id == request.get_span_context().span_id
-    assert attributes(first)["batch.message_count"] == 1
-    wait_for_messages(mq, topic, 2)
-    own, other = mq.fetch(topic)
-    assert trace_of(own)[1] == first.context.span_id
-    assert other.headers == (("traceparent", OTHER),)
 
 
 def test_idle_group_has_no_spans(mq: Connection, exporter: InMemorySpanExporter) -> None:

@@ -1,7 +1,7 @@
 """`with mq.transaction(...)`, and what operators can do with transactions."""
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 
 import pyarrow as pa
@@ -10,7 +10,6 @@ from unit.served import CONFIG, everything, new_topic, read_committed_offset, va
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.transactions.manager import TransactionManager
 from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import (
     IllegalState,
@@ -198,26 +197,6 @@ def test_second_timeout_of_an_id_is_refused(mq: Connection, topic: str):
     with pytest.raises(InvalidConfig, match=r"Found '5000'\. Expected a whole number"):
         mq.transaction(f"{topic}-id", transaction_timeout_ms="5000")  # type: ignore[arg-type]
     assert mq.transactions.describe(f"{topic}-id").timeout_ms == 5_000
-
-
-def test_slow_initialization_of_an_id_blocks_no_other_id(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch):
-    initialize, begun, may_go_on = TransactionManager.initialize, threading.Event(), threading.Event()
-
-    def initialize_slowly(manager: TransactionManager) -> None:
-        if manager.transactional_id == f"{topic}-slow":
-            begun.set()
-            assert may_go_on.wait(10)
-        initialize(manager)
-
-    monkeypatch.setattr(TransactionManager, "initialize", initialize_slowly)
-    with ThreadPoolExecutor(2) as pool:
-        slow = pool.submit(mq.transaction, f"{topic}-slow")
-        assert begun.wait(10)
-        try:
-            pool.submit(mq.transaction, f"{topic}-quick").result(5)
-        finally:
-            may_go_on.set()
-        slow.result()
 
 
 # -- operations -----------------------------------------------------------------------------------------

@@ -192,22 +192,6 @@ def test_transaction_commits_while_its_topic_gets_partitions(mq: Connection, top
     assert read_committed_offset(mq, f"group-{topic}", other) == 2
 
 
-def test_record_that_a_changed_topic_allows_is_not_refused(mq: Connection, topic: str, producer: TransactionalProducer):
-    """The producer has looked at the topic before: a partition was added, or a larger message is allowed."""
-    for number in range(3):
-        if number == 1:
-            mq.topics.alter(topic, partitions=3, config={"max.message.bytes": 3_000_000})
-        producer.begin_transaction()
-        producer.send(topic, "x" * 2_000_000 if number == 1 else "small", partition=2 * number)
-        if number == 2:
-            with pytest.raises(TransactionAbortable):
-                producer.commit_transaction()
-            producer.abort_transaction()
-        else:
-            producer.commit_transaction()
-    assert list(map(len, values(mq, topic))) == [5, 2_000_000]
-
-
 def test_transaction_commits_without_a_topic_that_was_deleted(mq: Connection, topic: str):
     """Its messages are gone, and records that were not sent yet have no destination."""
     other = new_topic(mq)

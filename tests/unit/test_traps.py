@@ -3,7 +3,7 @@
 import errno
 import time
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -391,19 +391,3 @@ def test_refusals_name_what_was_found_and_expected(mq: Connection) -> None:
     for mistake, answer in MISTAKES:
         with pytest.raises(LakeMQError, match=answer):
             mistake(mq, topic)
-
-
-def test_records_are_refused_with_the_type_that_their_part_must_have(mq: Connection) -> None:
-    topic, time = new_topic(mq), "Expected epoch milliseconds as a whole number, or a datetime."
-    mistakes: list[tuple[dict[str, Any], str]] = [
-        ({"headers": {"k": 5}}, "value is not bytes. Found 'int'. Expected bytes or None."),
-        ({"headers": [(b"k", b"v")]}, r"Found '\(bytes, bytes\)'. Expected \(text, bytes\)."),
-        ({"headers": ["k", "v"]}, "not a pair"),
-        ({"deliver_at": "tomorrow"}, f"Found 'tomorrow'. {time}"),
-        ({"deliver_at": 1795741039.5}, time),
-        ({"deliver_at": date(2026, 1, 1)}, time),
-    ]
-    with mq.producer() as producer:
-        for arguments, answer in mistakes:
-            with pytest.raises(LakeMQError, match=answer):
-                producer.send(topic, "value", **arguments)
