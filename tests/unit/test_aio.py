@@ -8,14 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.consuming import add, create_queue_group, read_deliveries, read_texts, texts
+from unit.consuming import add, create_queue_group, new_group, read_deliveries, read_texts, texts
 from unit.served import new_name, new_topic, until, values
 
 import lakemq.aio
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import fetch_result
 from lakemq.engine.client.fetch.arrow import fetch_arrow
-from lakemq.errors import BufferFull, IllegalState, InvalidRequest, UnknownTopicOrPartition
+from lakemq.errors import BufferFull, IllegalState, InvalidRequest, StorageError, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +129,19 @@ def test_messages_are_polled_acknowledged_given_back_and_rejected(mq: Connection
     until(lambda: mq.groups.lag(group)[0].lag == 0)  # the dead letter is stored
 
 
+@pytest.mark.parametrize("protocol", ["cooperative", "classic"])
+def test_offsets_are_committed(mq: Connection, topic: str, protocol: Any) -> None:
+    group = new_group(mq, protocol)
+    add(mq, topic, {0: 2})
+
+    async def main(connection: lakemq.aio.AsyncConnection) -> None:
+        async with connection.consumer(group, topics=[topic], protocol=protocol) as consumer:
+            assert await take(consumer, 2) == ["0.0", "0.1"]
+            assert await consumer.commit() == {(topic, 0): 2}
+
+    run(mq, main)
+
+
 def test_a_loop_gets_messages_one_by_one_and_leaves_the_others(mq: Connection, topic: str) -> None:
     add(mq, topic, {0: 5})
     group = create_queue_group(mq)
@@ -140,6 +153,17 @@ def test_a_loop_gets_messages_one_by_one_and_leaves_the_others(mq: Connection, t
                 if message.offset == 1:
                     break
             assert await take(consumer, 3) == ["0.2", "0.3", "0.4"]
+
+    run(mq, main)
+
+
+def test_a_loop_ends_when_no_message_comes_for_the_timeout(mq: Connection, topic: str, group: str) -> None:
+    add(mq, topic, {0: 2})
+
+    async def main(connection: lakemq.aio.AsyncConnection) -> None:
+        options: Any = {"assign": [topic], "consumer_timeout_ms": 50}
+        async with connection.consumer(group, **options) as consumer:
+            assert read_texts([message async for message in consumer]) == ["0.0", "0.1"]
 
     run(mq, main)
 
@@ -163,6 +187,25 @@ def test_messages_are_read_outside_the_event_loop(
     monkeypatch.setattr(fetch_result, "fetch_arrow", fetch)
     run(mq, main)
     assert threads == {"lakemq-poll_0"}
+
+
+def test_messages_of_a_poll_that_cannot_read_them_come_with_the_next(
+    mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(mq, topic, {0: 2})
+
+    def fail(*_: Any) -> pa.Table:
+        raise StorageError("down")
+
+    async def main(connection: lakemq.aio.AsyncConnection) -> None:
+        async with connection.consumer(create_queue_group(mq), topics=[topic]) as consumer:
+            with monkeypatch.context() as patch:
+                patch.setattr(fetch_result, "fetch_arrow", fail)
+                with pytest.raises(StorageError, match="down"):
+                    await consumer.poll(timeout_ms=5_000)
+            assert await take(consumer, 2) == ["0.0", "0.1"]
+
+    run(mq, main)
 
 
 # -- cancelling -----------------------------------------------------------------------------------------

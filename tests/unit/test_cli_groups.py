@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,25 @@ def test_files_that_hold_no_offsets_are_named(lake: Lakemq, tmp_path: Path) -> N
         file.write_bytes(line.encode("utf-8", "surrogatepass"))
         refusal = lake("reset-offsets", "g", "--from-file", str(file), code=2).stderr
         assert "offsets.csv" in re.sub(r"[\s│]", "", refusal), line
+
+
+def test_wrong_usage_of_reset_offsets_is_exit_code_2(lake: Lakemq) -> None:
+    for arguments in (
+        "g --to-earliest",
+        "g --all-topics",
+        "g --all-topics --to-earliest --to-latest",
+        "g --all-topics --topic t --to-latest",
+        "--all-topics --to-latest",
+        "g --all-groups --all-topics --to-latest",
+        "g --all-topics --to-latest --execute --dry-run",
+        "g --all-topics --by-duration '1 day'",
+        "g --all-topics --by-duration P",
+        "g --all-topics --to-datetime noon",
+        "g --topic t:0,x --to-latest",
+        f"g --topic t:{'9' * 5000} --to-latest",
+        "g --from-file no-such-file",
+    ):
+        lake("reset-offsets", *shlex.split(arguments), code=2)
 
 
 def test_reset_of_several_groups_goes_on_after_a_missing_one(mq: Connection, lake: Lakemq, topic: str) -> None:

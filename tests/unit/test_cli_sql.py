@@ -221,6 +221,35 @@ def unprojected(tmp_path: Path) -> Path:
     return tmp_path / "mq"
 
 
+@pytest.mark.extended
+def test_sql_warns_of_steps_that_are_not_projected(unprojected: Path) -> None:
+    command = ["--path", str(unprojected), "--output", "json", "sql", "SELECT count(*) AS n FROM log"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == {"n": 0}
+    with lakemq.connect(unprojected) as mq:
+        step = read_watermark(mq.namespace.store).step
+        behind = mq.state().step - step
+    assert behind > 0
+    assert f"as of step {step}, {behind} steps behind" in done.stderr
+    assert "--wait" in done.stderr
+    done = CliRunner().invoke(app, [*command, "--as-of", str(step)])
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+@pytest.mark.extended
+def test_sql_that_waits_projects_by_itself(unprojected: Path) -> None:
+    command = ["--path", str(unprojected), "--output", "json", "sql", "SELECT count(*) AS n FROM log"]
+    done = CliRunner().invoke(app, [*command, "--wait", "0"])
+    assert done.exit_code == 1, done.output
+    assert "REQUEST_TIMED_OUT" in done.stderr
+    done = CliRunner().invoke(app, [*command, "--wait", "60"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"n": 1}
+    assert "behind" not in CliRunner().invoke(app, command).stderr
+    assert CliRunner().invoke(app, [*command, "--wait", "1", "--as-of", "1"]).exit_code == 2
+
+
 def test_sql_from_python_returns_the_table_that_the_command_prints(mq: Connection) -> None:
     query = "SELECT topic, count(*), max(offset) FROM log GROUP BY topic ORDER BY topic"
     table = mq.sql(query)

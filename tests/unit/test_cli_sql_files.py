@@ -128,6 +128,25 @@ def test_tables_are_found_whatever_the_path_looks_like(tmp_path: Path, monkeypat
         assert sql(path, "SELECT decode(value) AS v FROM log").stdout == "v\nthere\n", path
 
 
+def test_missing_statement_is_refused(mq: Connection) -> None:
+    for query in ("", ";", " \n", "-- only a comment"):
+        for result in (sql(mq.namespace.path, query), sql(mq.namespace.path, "-", stdin=query.encode())):
+            (line,) = result.stderr.splitlines()
+            assert (result.exit_code, result.stdout) == (1, "")
+            assert line.startswith("INVALID_REQUEST: There is no statement to run.")
+
+
+def test_statements_that_are_not_utf_8_are_refused(mq: Connection) -> None:
+    result = sql(mq.namespace.path, "-", stdin=b"SELECT '\xff'")
+    (line,) = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert line.startswith("INVALID_REQUEST: The statements are not UTF-8: ")
+    result = sql(mq.namespace.path, "SELECT '\udcff'")  # as a byte that is no UTF-8 comes from the command line
+    (line,) = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert line.startswith("INVALID_REQUEST: query is not valid.")
+
+
 def test_folder_for_spilled_rows_is_private_and_removed(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

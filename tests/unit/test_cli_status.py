@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 from unit.consuming import take_messages
-from unit.served import new_name, new_topic, served, until
+from unit.served import new_name, new_topic, served, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -235,6 +235,24 @@ def test_bench_produce_publishes_its_messages(mq: Connection) -> None:
     assert latencies == sorted(latencies)
 
 
+def test_bench_produce_keeps_its_rate(mq: Connection) -> None:
+    topic = new_topic(mq)
+    made = figures(run_bench(mq, "produce", topic, "--messages", "50", "--rate", "100", "--config", "linger_ms=0"))
+    # The last of 50 messages is due after 490 ms; a busy machine may take longer, but never less.
+    assert made["seconds"] >= 0.49
+
+
+def test_bench_produce_sends_lines_of_a_file(mq: Connection, tmp_path: Path) -> None:
+    topic, file = new_topic(mq), tmp_path / "payloads.txt"
+    file.write_text("one\n\ntwo\n")
+    figures(run_bench(mq, "produce", topic, "--messages", "3", "--payload-file", str(file)))
+    assert values(mq, topic) == ["one", "two", "one"]
+    file.write_text("\n")
+    refused = run_bench(mq, "produce", topic, "--payload-file", str(file))
+    assert refused.exit_code == 1
+    assert "no lines to send" in refused.stderr
+
+
 def test_bench_consume_deletes_its_own_group_after_reading_all(mq: Connection) -> None:
     topic = new_topic(mq, partitions=2)
     figures(run_bench(mq, "produce", topic, "--messages", "40", "--size", "10"))
@@ -244,6 +262,17 @@ def test_bench_consume_deletes_its_own_group_after_reading_all(mq: Connection) -
     assert 0 < read["join_ms"] <= read["seconds"] * 1000
     assert read["poll_p50_ms"] <= read["poll_max_ms"]
     assert set(mq.groups.list()) == groups
+
+
+def test_bench_consume_keeps_a_named_group(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("bench")
+    figures(run_bench(mq, "produce", topic, "--messages", "30"))
+    read = ("consume", topic, "--group", group, "--protocol", "queue")
+    assert figures(run_bench(mq, *read, "--messages", "30"))["messages"] == 30
+    again = run_bench(mq, *read, "--messages", "5", "--timeout-ms", "200")
+    assert figures(again)["messages"] == 0
+    assert "messages that did not come within 200 ms: 5" in again.stderr
+    assert group in mq.groups.list()
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:

@@ -72,6 +72,18 @@ def test_list_shows_ids_with_what_they_have_open(found: Found, committed: str, o
     assert (listed[committed]["partitions"], listed[committed]["open_ms"]) == ([], None)
 
 
+@pytest.mark.extended
+def test_list_by_state(found: Found, lake: Lakemq, committed: str, open_one: str) -> None:
+    def names(*options: str) -> list[str]:
+        return [one["transactional_id"] for one in found("transactions", "list", *options)]
+
+    assert names("--state", "Ongoing") == [open_one]
+    assert names("--state", "Ongoing", "--state", "CompleteCommit") == [open_one, committed]
+    assert names("--state", "Empty") == []
+    refused = lake("transactions", "list", "--state", "ongoing", code=2)
+    assert "'ongoing' is not one of Empty, Ongoing" in refused.stderr
+
+
 def test_a_transaction_that_can_only_be_aborted_says_why(mq: Connection, lake: Lakemq, found: Found) -> None:
     producer = mq.producer("broken")
     producer.begin_transaction()

@@ -327,6 +327,23 @@ def test_a_form_with_an_input_that_its_page_does_not_take_is_refused(browser: Br
     assert any("There is no input 'since' here. Expected: none." in text for text in notices(page))
 
 
+def test_a_page_refreshes_only_as_often_as_offered(browser: Browser) -> None:
+    assert '<meta http-equiv="refresh" content="15">' in browser.get("/", refresh="15")
+    for text in ("0", "1", "15;url=//x", "²"):
+        assert "http-equiv" not in browser.get("/", refresh=text)
+
+
+def test_pages_refresh_as_was_chosen_on_one_of_them(browser: Browser) -> None:
+    browser.get("/", refresh="15")
+    for path in ("/groups", "/topics", "/"):
+        page = browser.get(path)
+        assert '<meta http-equiv="refresh" content="15">' in page
+        assert re.findall(r'<a href="[^"]*" aria-current="true">(.*?)</a>', page) == ["15 s"]
+    assert "http-equiv" not in browser.get("/sql"), "what is typed there would be lost"
+    browser.get("/groups", refresh="0")
+    assert "http-equiv" not in browser.get("/")
+
+
 def test_pages_of_missing_topics_and_groups_are_not_found(browser: Browser) -> None:
     for path, inputs in (("/topic", {"name": "nosuch"}), ("/group", {"name": "nosuch"}), ("/nosuch", {})):
         assert notices(browser.get(path, 404, **inputs))

@@ -26,7 +26,7 @@ from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.projection import RESTORED
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.errors import NewerFormat, StorageError, TableDamaged
+from lakemq.errors import NewerFormat, RequestTimedOut, StorageError, TableDamaged
 from lakemq.jobs.doctor.examination import examine
 from lakemq.tables.specs.topics import SEGMENTS
 
@@ -155,6 +155,22 @@ def test_sql_on_a_file_that_is_gone_is_a_storage_error(data_file: Path, reader: 
         with pytest.raises(StorageError, match=f"is gone: put it back.*{re.escape(data_file.name)}") as gone:
             query(SELECT_VALUES)
         assert gone.value.retriable
+
+
+def test_create_of_a_topic_that_cannot_be_read_is_not_reported_as_refused(
+    path: Path, reader: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(query: Any) -> Any:
+        raise StorageError("The store gives no answer.")
+
+    with reader.serving():
+        monkeypatch.setattr(reader.topics, "_look", fail)
+        with pytest.raises(RequestTimedOut, match="was decided, but topic new cannot be read"):
+            reader.topics.create("new")
+        with pytest.raises(RequestTimedOut, match="was decided"):
+            reader.topics.alter("new", {"max.message.bytes": 1_000})
+        monkeypatch.undo()
+        assert reader.topics.describe("new").settings["max.message.bytes"] == 1_000
 
 
 def test_a_step_of_a_newer_format_is_named(path: Path) -> None:

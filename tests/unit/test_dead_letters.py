@@ -20,7 +20,7 @@ from lakemq.engine.client.predicate import Predicate
 from lakemq.engine.maintenance.dying_messages import DyingMessages, find_dying
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.protocol.values.dead_letters import DyingFound, SettleDeadLetters
-from lakemq.errors import InvalidRequest, UnknownTopicId
+from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
 
 SERVED_WITH = {"project.interval.ms": 50}
@@ -259,6 +259,16 @@ def test_redrive_waits_only_for_its_own_messages(mq: Connection) -> None:
 
 
 @pytest.mark.extended
+def test_dead_letters_are_listed_up_to_a_limit(mq: Connection) -> None:
+    dead = reject_all(mq, new_topic(mq), [str(n) for n in range(200)])
+    assert mq.dead_letters.all(dead, limit=3).column("value").to_pylist() == [b"0", b"1", b"2"]
+    assert mq.dead_letters.all(dead, "source_offset > 150", limit=2).column("source_offset").to_pylist() == [151, 152]
+    assert mq.dead_letters.all(dead, limit=0).num_rows == 0
+    with pytest.raises(InvalidRequest, match="limit"):
+        mq.dead_letters.all(dead, limit=-1)
+
+
+@pytest.mark.extended
 def test_redrive_keeps_its_rate(mq: Connection) -> None:
     topic = new_topic(mq)
     dead = reject_all(mq, topic, [f"{n}" for n in range(25)])
@@ -279,6 +289,29 @@ def test_redrive_ends_when_its_topic_is_created_again(mq: Connection) -> None:
         mq.publish(dead, pa.table({"value": ["d", "e", "f"]}))
         with pytest.raises(UnknownTopicId):
             redrive.result()
+
+
+@pytest.mark.extended
+def test_bad_conditions_of_dead_letters_are_refused(mq: Connection) -> None:
+    topic = new_topic(mq)
+    dead = reject_all(mq, topic, ["a"])
+    for where in ("no_such_column = 1", "valu", "1; DROP TABLE x", "value = (SELECT 1 FROM 'x.csv')", "'", ""):
+        with pytest.raises(InvalidRequest):
+            mq.dead_letters.redrive(dead, where)
+    with pytest.raises(InvalidRequest, match='reserved word "offset"'):
+        mq.dead_letters.redrive(dead, "offset < 2")
+    for where in (5, b"x", ["value"]):
+        with pytest.raises(InvalidRequest, match="where"):
+            mq.dead_letters.all(dead, where)  # type: ignore[arg-type]
+    with pytest.raises(UnknownTopicOrPartition):
+        mq.dead_letters.redrive("no-such-topic")
+    with pytest.raises(UnknownTopicOrPartition, match="no message has died yet"):
+        mq.dead_letters.redrive(f"{new_topic(mq)}.dlq")
+    with pytest.raises(UnknownTopicOrPartition):
+        mq.dead_letters.counts("no-such-topic")
+    with pytest.raises(InvalidRequest, match="rate_per_s"):
+        mq.dead_letters.redrive(dead, rate_per_s=0)
+    assert mq.dead_letters.redrive(dead, dry_run=True).messages == 1
 
 
 def test_predicate_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

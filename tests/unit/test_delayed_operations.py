@@ -1,5 +1,6 @@
 """Delayed messages over restarts, in views and for the commands: each has a namespace of its own."""
 
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
 from lakemq.engine.namespace import waiting_rows
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.jobs.cli import app
+from lakemq.jobs.release_delayed import release, sentence
 from lakemq.tables.specs.messages import DELAYED
 from lakemq.testing import MovableClock
 
@@ -160,6 +162,24 @@ def test_release_job_releases_due_messages_and_prints_what_is_next(tmp_path: Pat
         mq.delayed.schedule(topic, "then", deliver_at=now_ms() + 4_000)
         assert run("--until", str(now_ms() + 4_300)).startswith("1 messages released")
         assert values(mq, topic)[-1] == "then"
+
+
+@pytest.mark.extended
+def test_watching_release_job_prints_each_release_until_stopped(tmp_path: Path) -> None:
+    stop, sentences = threading.Event(), list[str]()
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        watching = threading.Thread(
+            target=release, args=(mq, None, True, stop, lambda progress: sentences.append(sentence(progress)))
+        )
+        watching.start()
+        topic = create_quick_topic(mq)
+        for count in (1, 2):
+            mq.publish(topic, pa.table({"value": ["x"]}), delay_ms=50)
+            until(lambda count=count: len(sentences) >= count)  # type: ignore[misc]
+        stop.set()
+        watching.join()
+    assert [line.split(",")[0] for line in sentences] == ["1 messages released"] * 2 + ["2 messages released"]
+    assert sentences[-1].endswith("none wait")
 
 
 @pytest.mark.extended

@@ -21,6 +21,8 @@ from lakemq.errors import (
     FencedInstanceId,
     FencedMemberEpoch,
     IllegalState,
+    InconsistentGroupProtocol,
+    InvalidRequest,
     UnknownMemberId,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -298,6 +300,18 @@ def test_messages_of_an_interrupted_poll_are_read_again(
                 consumer.poll()
         assert consumer.commit() == {(topic, 0): 1}
         assert texts(consumer.poll(timeout_ms=5_000)) == ["0.1", "0.2"]
+
+
+def test_join_with_another_protocol_or_a_missing_topic_is_refused(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    with pytest.raises(UnknownTopicOrPartition):
+        member(mq, group, "nowhere")
+    with pytest.raises(InvalidRequest):
+        mq.consumer(group, topics=[topic], protocol="chaotic")
+    with pytest.raises(InvalidRequest):
+        mq.consumer(group, assign=[(topic, 0)], protocol="cooperative")
+    with member(mq, group, topic, assignor="range"), pytest.raises(InconsistentGroupProtocol, match="range"):
+        member(mq, group, topic, assignor="sticky")
 
 
 # -- transactions -------------------------------------------------------------------------------------------

@@ -16,7 +16,10 @@ from lakemq.engine.client.sql.query import run_query
 from lakemq.errors import (
     GroupIdNotFound,
     GroupSubscribedToTopic,
+    InvalidRequest,
+    InvalidTopic,
     NonEmptyGroup,
+    UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
 from lakemq.jobs.cli import app
@@ -88,6 +91,23 @@ def test_reset_to_a_time_skips_no_message_published_meanwhile(
 
     monkeypatch.setattr(resets, "_offsets_for_times", publish_late)
     assert reset_offsets(mq, group, to=NOON + timedelta(hours=1)) == {0: (3, 5)}
+
+
+def test_bad_resets_are_refused(mq: Connection, topic: str, group: str) -> None:
+    reset = mq.groups.reset_offsets
+    for arguments in ({}, {"to": "earliest", "shift_by": 1}, {"to": "first"}, {"to": -1}, {"to": timedelta(-1)}):
+        with pytest.raises(InvalidRequest):
+            reset(group, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest):
+        reset(group, topic, {(topic, 0): 1})
+    with pytest.raises(InvalidTopic):
+        reset(group, [3], "earliest")  # type: ignore[list-item]
+    missing_group = new_name("nobody")
+    for to in ("earliest", NOON):
+        with pytest.raises(GroupIdNotFound):
+            reset(missing_group, to=to)
+        with pytest.raises(UnknownTopicOrPartition):
+            reset(group, "no-topic", to)
 
 
 def test_group_with_members_is_not_deleted_or_reset(mq: Connection, topic: str) -> None:

@@ -140,6 +140,21 @@ def test_a_commit_to_a_deleted_table_leaves_no_log_there(leader: Led) -> None:
     assert leader.files.list(log_folder(WATERMARKS.name)) == []
 
 
+def test_a_leader_leaves_neither_a_step_nor_a_commit_in_an_older_copy(leader: Led) -> None:
+    """Such a step would be read when the steps of the copy reach it, and no reader reads a log with a gap."""
+    for _ in range(3):
+        leader.renew()
+    handle = leader.mq.namespace.store.open(WATERMARKS)
+    newest = max(leader.files.list(log_folder(WATERMARKS.name)))
+    leader.files.delete([step_name(leader.sequencer.state.step), newest])
+    before = [leader.files.list("steps"), leader.files.list(log_folder(WATERMARKS.name))]
+    with pytest.raises(NotLeader):
+        leader.renew()
+    with pytest.raises(CommitConflict):
+        handle.claim()
+    assert [leader.files.list("steps"), leader.files.list(log_folder(WATERMARKS.name))] == before
+
+
 def test_client_says_that_its_namespace_is_gone_and_creates_nothing(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True) as mq, mq.serving():

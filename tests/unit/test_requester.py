@@ -286,6 +286,15 @@ def test_a_reply_that_cannot_be_given_is_tried_again_for_a_while(
     assert len(counter.files.puts) == puts
 
 
+def test_only_the_last_answer_is_tried_again(counter: Counter) -> None:
+    counter.files.unwritable = "replies/b"
+    counter.send("b")
+    counter.state.clients["b"] = Client(2, [Done()], 0)
+    counter.files.unwritable = ""
+    counter.seconds_pass(100)
+    assert counter.mailbox.list_answered_clients() == []
+
+
 # -- answers that no client fetches -------------------------------------------------------------------------
 
 

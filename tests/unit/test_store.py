@@ -552,6 +552,20 @@ def test_unreadable_list_delays_deletions(leftovers: Leftovers, handle: TableHan
     assert data_files(folder) == before
 
 
+def test_a_list_of_what_cannot_be_deleted_is_tried_again(
+    leftovers: Leftovers, handle: TableHandle, folder: Path
+) -> None:
+    lists = folder.parent / "leftovers"
+    (folder / "below").mkdir()
+    (lists / f"{NOTES.name}-odd.json").write_text('["below"]')
+    age(lists)
+    leftovers.delete(NOTES.name, 60_000, handle.open_newest)
+    assert data_files(folder) == {"merged.parquet", "stray.parquet"}
+    (folder / "below").rmdir()
+    leftovers.delete(NOTES.name, 60_000, handle.open_newest)
+    assert list(lists.iterdir()) == []
+
+
 def test_stale_handle_makes_no_file_of_others_a_stray(
     leftovers: Leftovers, handle: TableHandle, store: Store, folder: Path
 ) -> None:

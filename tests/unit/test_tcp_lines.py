@@ -24,12 +24,14 @@ from lakemq.engine.namespace.line_frames import (
     FrameKind,
     Hello,
     compute_proof,
+    decode_address,
     encode_hello,
 )
 from lakemq.engine.sequencer.letters import line_acceptor, line_opener, line_table
 from lakemq.engine.sequencer.letters.line_table import MAX_HANDSHAKE_BYTES
 from lakemq.engine.sequencer.letters.lines import HELLO_MS, LineServer
 from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
+from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.sockets import ABANDONED_AFTER_MS, line_name, put_proof, remove_abandoned_proofs
 from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.testing import MovableClock
@@ -400,6 +402,23 @@ def test_a_line_that_could_not_be_announced_is_announced_later(tmp_path: Path, m
     until(lambda: line_name(1) in files.list("line"))
     lines.close()
     assert files.list("line") == []
+
+
+def test_a_socket_that_cannot_be_made_is_reported_and_made_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_opener, "AGAIN_S", 0.05)
+    obstacle = tmp_path / "line"
+    obstacle.touch()
+    files = LocalFiles(str(tmp_path))
+    lines = open_lines(files)
+    assert [record.levelname for record in caplog.records if "no socket can be made" in record.message] == ["WARNING"]
+    obstacle.unlink()
+    until(lambda: line_name(1) in files.list("line"))
+    address = decode_address(files.get(line_name(1)))
+    sockets.connect_unix(str(tmp_path / address.socket), 1).close()
+    lines.close()
+    assert list(obstacle.iterdir()) == []
 
 
 def test_a_line_that_is_announced_while_its_term_ends_is_withdrawn(
