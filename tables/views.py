@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from .specs.messages import FINAL_FILES
-from .specs.topics import FINAL
-
 __all__ = ["VIEWS", "VIEW_COLUMNS"]
 
 
@@ -66,6 +63,9 @@ VIEW_COLUMNS: dict[str, str] = {
 # Views of the log: messages with their offsets, and dead letters with their causes.
 
 
+FINAL_FILES = 1 << 62
+"""Ids of files of `final_messages` are this or more: data rows that name one are not published rows any more."""
+
 _LONGEST_MS = 100 * 365 * 86_400_000
 """The longest time to live in a view, so that an invalid one from another client does not make queries fail."""
 
@@ -94,7 +94,7 @@ SELECT f.topic, f.partition, f.offset, f.timestamp, f.key, f.value, f.headers,
        f.producer_id, f.producer_epoch, f.sequence, f.transactional, f.origin, f.dead_letter, f.source_offset,
        f.decided_at, f.expires_at
 FROM {{database}}.final_messages f
-WHERE f.step <= (SELECT max(step) FROM {{database}}.segments WHERE kind = '{FINAL}')"""
+WHERE f.step <= (SELECT max(step) FROM {{database}}.segments WHERE kind = 'final')"""
 
 _SEGMENTS = """\
   SELECT *,

@@ -232,15 +232,15 @@ def _copy_final_rows(files: Files, topic: str, sighting: Sighting, file_id: int)
             end = located.first + count
             break
     empty = [(first, count) for first, count in sighting.found.empty if first < end]
-    found = replace(sighting.found, rows=rows, empty=empty)
+    report = replace(sighting.found, rows=rows, empty=empty)
     if not parts:
-        return Sighting(found, end)
+        return Sighting(report, end)
     Leftovers(files).announce(MESSAGES.name, [f"{file_stem(file_id)}.parquet"])
     with new_data_file(files, file_id) as writer:
         writer.write(pa.concat_tables(parts))
     written = writer.written(files)
     rows = [replace(each, footer_hash=written.footer_hash) if each.file_id == file_id else each for each in rows]
-    return Sighting(replace(found, rows=rows, copied=[DataFile(*written)]), end)
+    return Sighting(replace(report, rows=rows, copied=[DataFile(*written)]), end)
 
 
 class _FinalReader:

@@ -25,13 +25,11 @@ class MovedSegments(NamedTuple):
     Attributes:
         segments: cut where a final range begins or ends.
         is_moved: which of them are in a final file now.
-        source: index of the segment that each was a part of.
         is_whole: which final ranges have all their messages in `segments`. Only these are used.
     """
 
     segments: pa.Table
     is_moved: Mask
-    source: Numbers
     is_whole: Mask
 
 
@@ -67,7 +65,7 @@ def move_to_final_files(segments: pa.Table, finals: pa.Table) -> MovedSegments:
         cut, is_whole[ranges] = _cut_partition(segments, np.flatnonzero(partitions == partition), finals, ranges)
         pieces.append(cut)
     if not pieces:
-        return MovedSegments(segments, np.zeros(0, np.bool_), np.zeros(0, np.int64), is_whole)
+        return MovedSegments(segments, np.zeros(0, np.bool_), is_whole)
     every = _Pieces(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
     result = cut_segments(segments.take(pa.array(every.segment)), every.skipped, every.length)
     is_moved: Mask = every.final >= 0
@@ -78,7 +76,7 @@ def move_to_final_files(segments: pa.Table, finals: pa.Table) -> MovedSegments:
     for name, column in places.items():
         moved = pc.if_else(pa.array(is_moved), column, result.column(name))
         result = result.set_column(result.schema.get_field_index(name), name, moved)
-    return MovedSegments(result, is_moved, every.segment, is_whole)
+    return MovedSegments(result, is_moved, is_whole)
 
 
 def _cut_partition(segments: pa.Table, indices: Numbers, finals: pa.Table, ranges: Numbers) -> tuple[_Pieces, Mask]:

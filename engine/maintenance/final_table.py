@@ -272,8 +272,8 @@ class FinalTable:
                 continue
             replaced = pa.concat_tables(rewrite.ranges for rewrite in chosen)
             new = [row for each in chosen for row in build_final_rows(each.replaced[-1].step, each.record, kind)]
-            ids = [file.file_id for each in chosen for file in each.replaced] if kind == FINAL else []
-            find_sources = partial(points_at_files, file_ids=ids)
+            ids = [file.file_id for each in chosen for file in each.replaced]
+            find_sources = partial(points_at_files, file_ids=ids) if kind == FINAL else None
             blocked = self._change_rows(segments, replaced, SEGMENTS.table(new), find_sources, segments.floor())
             if blocked:
                 log.error("TABLE_DAMAGED: segments and final_messages differ in step %d. Run lakemq doctor.", *blocked)
@@ -311,14 +311,14 @@ class FinalTable:
         segments: TableHandle,
         replaced: pa.Table,
         finals: pa.Table,
-        find_sources: Callable[[pa.Table], Mask],
+        find_sources: Callable[[pa.Table], Mask] | None,
         floor: int,
     ) -> list[int]:
         """Replace rows of final ranges, and let data rows name their files, in one commit.
 
         Args:
             replaced, finals: the rows that go and those that come instead.
-            find_sources: returns which data rows have the messages of `finals`. None: they stay.
+            find_sources: returns which data rows have the messages of `finals`. None: no data row is changed.
             floor: no reader begins at an older step.
 
         Returns:
@@ -327,8 +327,11 @@ class FinalTable:
         places = set(_list_tuples(replaced, _PLACE))
 
         def find_changed(part: pa.Table) -> Mask:
+            is_replaced = _mask_places(part, places)
+            if find_sources is None:
+                return is_replaced
             is_data: Mask = pc.equal(part.column("kind"), "data").to_numpy(zero_copy_only=False)
-            return _mask_places(part, places) | (is_data & find_sources(part))
+            return is_replaced | (is_data & find_sources(part))
 
         bounds = pc.min_max(replaced.column("topic_id")).as_py()
         near = segments.files(topic_id=(bounds["min"], bounds["max"]))
@@ -336,22 +339,22 @@ class FinalTable:
         rows = segments.read(files=stored)
         is_changed = find_changed(rows)
         is_source = is_changed & ~_mask_places(rows, places)
-        moved, kept = [], [rows.filter(pa.array(~is_changed)), finals]
+        moved, new_rows = [], [rows.filter(pa.array(~is_changed)), finals]
         blocked = list[int]()
-        for topic_id in pc.unique(replaced.column("topic_id")).to_pylist() if is_source.any() else ():
+        for topic_id in [] if find_sources is None else pc.unique(replaced.column("topic_id")).to_pylist():
             of_topic = pc.field("topic_id") == topic_id
             sources = rows.filter(pa.array(is_source)).filter(of_topic).sort_by(_IN_ORDER)
             is_committed = self._mask_committed(segments, topic_id, sources)
             ranges = finals.filter(of_topic & pc.field("file_id").is_valid()).sort_by(_IN_ORDER)
-            found = move_to_final_files(sources.filter(pa.array(is_committed)), ranges)
-            blocked += ranges.column("step").filter(pa.array(~found.is_whole)).to_pylist()
-            moved.append(found.segments.filter(pa.array(found.is_moved)))
-            kept += [sources.filter(pa.array(~is_committed)), found.segments.filter(pa.array(~found.is_moved))]
+            result = move_to_final_files(sources.filter(pa.array(is_committed)), ranges)
+            blocked += ranges.column("step").filter(pa.array(~result.is_whole)).to_pylist()
+            moved.append(result.segments.filter(pa.array(result.is_moved)))
+            new_rows += [sources.filter(pa.array(~is_committed)), result.segments.filter(pa.array(~result.is_moved))]
         if blocked:
             return blocked
         if moved:
-            kept.append(coalesce_segments(pa.concat_tables(moved), floor, read_log_bounds(segments)))
-        added = write_merged_file(self._files, self._leftovers, SEGMENTS, pa.concat_tables(kept), stored)
+            new_rows.append(coalesce_segments(pa.concat_tables(moved), floor, read_log_bounds(segments)))
+        added = write_merged_file(self._files, self._leftovers, SEGMENTS, pa.concat_tables(new_rows), stored)
         floor = max(floor, segments.floor())
         segments.replace_at(segments.version, added, stored, segments.last_step() or None, floor or None)
         self.floor = max(self.floor, floor)

@@ -145,7 +145,8 @@ ENGINE = Parameters(
         Parameter(
             "final.interval.ms",
             0,
-            "Time between two looks for messages to write to `final_messages`. 0: that table stays empty.",
+            "Time between two looks for messages to write to `final_messages`, where they are read from then on."
+            " 0: that table stays empty.",
             0,
             _DAY_MS,
         ),

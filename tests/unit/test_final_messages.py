@@ -35,6 +35,7 @@ from lakemq.engine.protocol.values.topics import DeleteRecords
 from lakemq.engine.sequencer.finalizing import STALE_MS, Finalizing
 from lakemq.jobs.audit import audit
 from lakemq.jobs.doctor.namespace import make_checks
+from lakemq.tables import views
 from lakemq.tables.specs.messages import FINAL_FILES
 from lakemq.testing import MovableClock, read_dead_letters, serve
 
@@ -215,6 +216,10 @@ def test_views_show_the_same_from_published_and_final_files(mq: Connection, mq_c
         query = of_offset.format(message.partition, message.offset)
         assert mq.sql(query, wait_ms=9_000).column("value").to_pylist() == [message.value]
     assert audit(mq.namespace, None).holds()
+
+
+def test_views_know_ids_of_final_files() -> None:
+    assert views.FINAL_FILES == FINAL_FILES
 
 
 def test_published_files_go_when_their_messages_are_read_from_final_ones(

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutinefunction
 from itertools import compress
+from operator import not_
 from pathlib import PurePath
 from sys import modules
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -170,7 +171,7 @@ class _Slot:
         )
 
 
-class Worker(RebalanceListener):
+class HandlerLoop(RebalanceListener):
     """Runs a handler for the messages of a queue group. `run` returns when it was stopped."""
 
     def __init__(
@@ -267,9 +268,9 @@ class Worker(RebalanceListener):
         If the waiting ones are all of a few keys, more are polled to find others.
         """
         with self._lock:
-            taken = self._count_taken()
-            most = min(max(20 * len(self._slots), 2 * (taken - self._taken_at_poll)), _MOST_WAITING)
-            if len(self._ready) <= self._low and self._put_count - taken < most:
+            taken_count = self._count_taken()
+            most = min(max(20 * len(self._slots), 2 * (taken_count - self._taken_at_poll)), _MOST_WAITING)
+            if len(self._ready) <= self._low and self._put_count - taken_count < most:
                 return True
             self._has_room.wait(_TICK_MS / 1000)
             return False
@@ -279,11 +280,11 @@ class Worker(RebalanceListener):
         consumer, self._nacked = self._consumer, {}
         with consumer._lock.own:
             consumer._ack_sender.refusals.raise_all()
-        taken = self._count_taken()
-        if taken == self._put_count:
+        taken_count = self._count_taken()
+        if taken_count == self._put_count:
             self._lost.clear()
-        count = min(max(2 * len(self._slots), 2 * (taken - self._taken_at_poll)), _MOST_WAITING)
-        self._taken_at_poll, self._kept_up_ms = taken, self._clock.steady_ms()
+        count = min(max(2 * len(self._slots), 2 * (taken_count - self._taken_at_poll)), _MOST_WAITING)
+        self._taken_at_poll, self._kept_up_ms = taken_count, self._clock.steady_ms()
         try:
             batch = consumer._poll(count, _POLL_MS)
         except IllegalState:
@@ -305,9 +306,9 @@ class Worker(RebalanceListener):
     def _put(self, messages: list[Message]) -> None:
         """Put messages into lanes, but not those after a message that was given back meanwhile. Holds both locks."""
         if self._nacked:
-            is_held = [m.offset > self._nacked.get((m.topic, m.partition), m.offset) for m in messages]
-            self._consumer._member.hide(compress(messages, is_held))
-            messages = [message for message, held in zip(messages, is_held, strict=True) if not held]
+            goes_on = [m.offset <= self._nacked.get((m.topic, m.partition), m.offset) for m in messages]
+            self._consumer._member.hide(compress(messages, map(not_, goes_on)))
+            messages = list(compress(messages, goes_on))
         for message in messages:
             key = message[4]
             lane = self._lanes[hash(message[2] if key is None else key) % _LANES]
@@ -517,9 +518,9 @@ class Worker(RebalanceListener):
         self._nacked[tp] = min(message.offset, self._nacked.get(tp, message.offset))
         later = [m for m in lane or () if (m.topic, m.partition) == tp and m.offset > message.offset]
         if later and lane is not None:
-            kept = [m for m in lane if m not in later]
+            earlier = [m for m in lane if m not in later]
             lane.clear()
-            lane.extend(kept)
+            lane.extend(earlier)
             self._consumer._member.hide(later)
             with self._lock:
                 self._put_count -= len(later)
@@ -606,7 +607,7 @@ def run_worker(
         raise invalid_argument("handler", handler, "a function of a message")
     if not (stop is None or isinstance(stop, threading.Event)):
         raise invalid_argument("stop", stop, "a threading.Event")
-    return Worker(
+    return HandlerLoop(
         handler,
         join,
         clock,

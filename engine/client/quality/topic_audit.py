@@ -95,8 +95,8 @@ def _add_fields(rows: DataFrame, topic: Topic) -> DataFrame:
     if ddl is None:
         return rows
     rows = rows.withColumn(DATA, F.from_json("value", ddl))
-    taken = {name.lower() for name in rows.columns}
-    fields = [name for name in rows.select(f"{DATA}.*").columns if name.lower() not in taken]
+    column_names = {name.lower() for name in rows.columns}
+    fields = [name for name in rows.select(f"{DATA}.*").columns if name.lower() not in column_names]
     return rows.select("*", *(F.col(f"{DATA}.`{name.replace('`', '``')}`").alias(name) for name in fields))
 
 
