@@ -56,17 +56,18 @@ def list_pending_ranges(mq: Connection) -> list[dict[str, Any]]:
     return ranges
 
 
-def let_readers_move_on(clock: MovableClock) -> None:
+def let_readers_move_on(mq: Connection, clock: MovableClock) -> None:
     """Put the clock ahead until no reader begins before the present, by less than a lease at a time."""
     for _ in range(4):
         clock.advance(seconds=3)
+    mq.groups.create(f"at-{clock.ahead_ms}", {"group.protocol": "queue"})  # without a decision nothing is projected
 
 
 def read_from_final_files(mq: Connection, clock: MovableClock) -> None:
     """Put the clock ahead until final messages are read from their files."""
 
     def check() -> bool:
-        let_readers_move_on(clock)
+        let_readers_move_on(mq, clock)
         return are_all_final(mq) and not list_pending_ranges(mq)
 
     until(check)

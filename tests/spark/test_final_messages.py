@@ -188,7 +188,7 @@ def test_native_stream_goes_on_after_merges_and_retention(spark: SparkSession, t
         mq.topics.delete_records("orders", {0: 15})
 
         def is_merged() -> bool:
-            let_readers_move_on(clock)
+            let_readers_move_on(mq, clock)
             return len(DeltaTable(str(path)).file_uris()) == 1
 
         until(is_merged)

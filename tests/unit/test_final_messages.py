@@ -131,7 +131,7 @@ def test_small_files_become_one_in_the_order_of_offsets(mq: Connection, mq_clock
     path = Path(mq.namespace.path)
 
     def check() -> bool:
-        let_readers_move_on(mq_clock)
+        let_readers_move_on(mq, mq_clock)
         return len(list_files(path)) <= 3
 
     until(check)
