@@ -289,7 +289,8 @@ class FinalTable:
         """
         rows = rows.filter(pc.field("kind") == FINAL_PENDING)
         steps = rows.column("step").to_numpy()
-        is_cut = rows.column("base_offset").to_numpy() < find_log_starts(rows, live)
+        has_file = rows.column("file_id").is_valid().to_numpy()
+        is_cut = has_file & (rows.column("base_offset").to_numpy() < find_log_starts(rows, live))
         step = min([step, *(steps[is_cut] - 1)])
         while (steps <= step).any():
             chosen = rows.filter(pa.array(steps <= step))

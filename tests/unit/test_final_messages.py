@@ -246,6 +246,23 @@ def test_published_files_go_when_their_messages_are_read_from_final_ones(
     assert make_checks(mq, mq.observer())["data files"]().ok
 
 
+def test_log_start_among_aborted_messages_holds_up_no_final_message(mq: Connection, mq_clock: MovableClock) -> None:
+    mq.topics.create("aborted", 1)
+    mq.topics.create("a", 1)
+    with mq.producer("tx") as producer:
+        producer.begin_transaction()
+        producer.send("aborted", "1")
+        producer.send("aborted", "2")
+        producer.flush()
+        producer.abort_transaction()
+    until(lambda: mq.state().topic("aborted").final_offsets.tolist() == [3])
+    mq.topics.delete_records("aborted", {0: 1})
+    mq.publish("a", pa.table({"value": ["1"]}))
+    read_from_final_files(mq, mq_clock)
+    assert describe_files("a", mq) == "final"
+    check_final_messages(mq)
+
+
 def test_final_messages_die_and_are_sent_back(mq: Connection, mq_clock: MovableClock) -> None:
     mq.groups.create("g", {"group.protocol": "queue"})
     mq.topics.create("a", 1)
