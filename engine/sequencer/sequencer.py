@@ -438,8 +438,9 @@ class Sequencer(ProcessBound):
         ]
         term.delay_queue.read_ahead(term.state.delays, now_ms)
         has_work = letters.taken or renewal or due or observations or term.state.list_moving_groups()
-        is_due = bool(has_work) or term.delay_queue.is_due(now_ms) or term.is_occurrence_due
-        entries = self._decider.decide(term, letters, renewal, due, observations) if is_due else []
+        recurring = self._decider.find_recurring(term)
+        is_due = bool(has_work or recurring) or term.delay_queue.is_due(now_ms)
+        entries = self._decider.decide(term, letters, renewal, due, observations, recurring) if is_due else []
         term.targets.start_missing(term.state)
         # No client waits for a projection, so the answers come first.
         pace = partial(self._decider.yield_between_signs_of_life, term)

@@ -258,6 +258,10 @@ class StepDecider:
         quiet_ms = self._clock.steady_ms() - term.current_at_ms
         return [decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
 
+    def find_recurring(self, term: Term) -> list[DueOccurrence]:
+        """Return occurrences that are due by the store's time, as delayed messages are."""
+        return find_due_occurrences(term.state, term.time.store_ms(), MAX_OCCURRENCES)
+
     def decide(
         self,
         term: Term,
@@ -265,10 +269,10 @@ class StepDecider:
         lease: Sequence[JournalEntry],
         due: Sequence[machine.DueTimer] = (),
         observations: Sequence[Observation] = (),
+        recurring: Sequence[DueOccurrence] = (),
     ) -> list[JournalEntry]:
         """Decide one step and append it to the log. When this returns, the step has landed."""
         state = term.state
-        recurring = self._find_recurring(term)
         prepared = self._prepare(term, letters, build_recurring_rows(recurring, term.time.now_ms()))
         machine.begin_step(state, term.time.now_ms())
         entries = [JournalEntry(prepared.added)] if prepared.added else []
@@ -291,7 +295,8 @@ class StepDecider:
     def give_sign_of_life(self, term: Term) -> None:
         """Decide a step without letters if the lease must be renewed. Long work around a step calls this repeatedly.
 
-        The step also releases messages that are due and decides changes of groups.
+        The step also releases messages that are due and decides changes of groups. It has no recurring messages: their
+        rows may need the store, for which the caller may be waiting.
         """
         if renewal := self.build_renewal_if_due(term):
             self.decide(term, StepLetters(), renewal)
@@ -308,10 +313,6 @@ class StepDecider:
         term.delay_queue.add_new_ranges(state.delays)
         due = term.delay_queue.take_due(state.delays, min(state.now_ms, term.time.store_ms()))
         return [] if due is None else machine.release_delays(state, due, _log_failed_release)
-
-    def _find_recurring(self, term: Term) -> list[DueOccurrence]:
-        """Return occurrences that are due by the store's time, as delayed messages are."""
-        return find_due_occurrences(term.state, term.time.store_ms(), MAX_OCCURRENCES)
 
     def _log_failed_due(self, term: Term, due: machine.DueTimer, error: Exception) -> None:
         """Log a timer that failed unexpectedly, and skip it for the rest of the term: it would fail in each step."""

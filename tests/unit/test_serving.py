@@ -25,6 +25,7 @@ from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import FileMissing, IllegalState, StorageError, UnknownServerError
+from lakemq.engine.protocol.rules import schedules
 from lakemq.engine.protocol.values.clients import LeaderElected
 from lakemq.engine.protocol.values.decision import Decision, DecisionInputs
 from lakemq.engine.protocol.values.journal import JournalEntry
@@ -32,7 +33,7 @@ from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.segments import Segments
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated, TopicDone, TopicRef
-from lakemq.engine.sequencer import projector
+from lakemq.engine.sequencer import projector, step_decider
 from lakemq.engine.sequencer import serving as serving_module
 from lakemq.engine.sequencer.letters.intake import Quarantine
 from lakemq.engine.sequencer.projector import Projector
@@ -130,6 +131,28 @@ def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stand
         if isinstance(entry.record, LeaderElected) and (entry.record.leader, entry.record.epoch) == ("slow", epoch)
     ]
     assert len(renewals) >= 3, "signs of life within the step"
+
+
+def test_the_lease_is_renewed_while_the_rows_of_recurring_messages_are_written(
+    path: str, mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**CONFIG, "lease.ms": 1000, "step.timeout.ms": 20_000, "journal.rows.max.bytes": 0}
+    writes: list[int] = []
+
+    def write(*arguments: Any) -> Any:
+        writes.append(mq.state().step)
+        until(lambda: mq.state().step > writes[0])
+        return write_data_file(*arguments)
+
+    with serving(namespace_on(LocalFiles(path), config), "slow") as first:
+        until(lambda: first.sequencer.leads)
+        mq.topics.create("t")
+        monkeypatch.setattr(step_decider, "write_data_file", write)
+        with monkeypatch.context() as patch:  # the first occurrence is due at once
+            patch.setattr(schedules, "find_next_ms", lambda cron, time_zone, after_ms: after_ms)
+            mq.schedules.create("s", "t", cron="0 0 1 1 *")
+        until(lambda: mq.schedules.describe("s").last_at is not None)
+    assert len(writes) == 1
 
 
 def replace_id(file: DataFile, number: int) -> DataFile:
