@@ -21,7 +21,13 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules import schedules
 from lakemq.engine.protocol.rules.schedules import find_due_occurrences
-from lakemq.engine.protocol.values.schedules import CreateSchedule, DeleteSchedule, PauseSchedule
+from lakemq.engine.protocol.values.schedules import (
+    CreateSchedule,
+    DeleteSchedule,
+    MissedPolicy,
+    PauseSchedule,
+    Schedule,
+)
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic
 from lakemq.engine.sequencer import step_decider
@@ -103,6 +109,33 @@ def test_occurrences_are_those_of_debians_cron(
     is_fixed = not (minute[0].startswith("*") or hour[0].startswith("*"))
     expected = expect_occurrences(minute[1], hour[1], is_fixed, zone, begin, end)
     assert list_occurrences(f"{minute[0]} {hour[0]} * * *", zone, begin, end) == expected
+
+
+@examples(50)
+@given(
+    st.sampled_from(["* * * * *", "* * * 1 *", "*/7 1 L * *", "30 2 * * *", "0 0 29 2 *"]),
+    st.sampled_from([zone for zone, *_ in CHANGES]),
+    st.datetimes(datetime(2026, 1, 1), datetime(2027, 12, 31)),
+    st.integers(0, 100 * 24 * 60),
+)
+def test_the_last_of_many_missed_occurrences_is_found_without_a_walk_through_them(
+    cron: str, zone: str, begin: datetime, minutes: int
+) -> None:
+    first_ms = schedules.find_next_ms(cron, zone, int(begin.replace(tzinfo=UTC).timestamp() * 1000))
+    now_ms = first_ms + minutes * MINUTE_MS
+    schedule = Schedule("s", 1, "t", cron, zone, MissedPolicy.ONCE, None, None, [], first_ms)
+    iterate, found = schedules._iterate_occurrences, list[int]()
+
+    def count(*arguments: Any) -> Iterator[int]:
+        for at_ms in iterate(*arguments):
+            found.append(at_ms)
+            yield at_ms
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedules, "_iterate_occurrences", count)
+        last_ms, next_ms = schedules._find_times(schedule, now_ms)
+    assert first_ms <= last_ms <= now_ms < next_ms == schedules.find_next_ms(cron, zone, last_ms)
+    assert len(found) <= 2 * 18  # 2 ** 18 minutes are half a year
 
 
 @examples(200)

@@ -64,9 +64,6 @@ from .timers import Folds, Rules, Timers
 _MAX_CRON, _MAX_ZONE = 256, 64
 """Characters of an expression and of the name of a time zone: longer ones take too long to parse."""
 _FIELDS = "five fields: minute, hour, day of month, month, day of week, such as '0 8 * * MON-FRI'"
-_WINDOWS_MS = [hours * 3_600_000 for hours in (2, 48, 1_500, 20_000, 900_000)]
-"""How far to look back for the last occurrence: two hours, then more. If one window has none, few are in the next."""
-
 MISSED_AFTER_MS = 60_000
 """An occurrence is missed if it could not be published within this time. A cron expression has no shorter step."""
 
@@ -108,18 +105,19 @@ def find_next_ms(cron: str, time_zone: str, after_ms: int) -> int:
 
 
 def _find_times(schedule: Schedule, now_ms: int) -> tuple[int, int]:
-    """Return the last occurrence up to now of a schedule that is due, and the next one. Raises InvalidSchedule."""
-    for window_ms in _WINDOWS_MS:
-        after_ms = max(schedule.next_at_ms, now_ms - window_ms)
-        last_ms = schedule.next_at_ms if after_ms == schedule.next_at_ms else None
-        for at_ms in _iterate_occurrences(schedule.cron, schedule.time_zone, after_ms):
-            if at_ms <= now_ms:
-                last_ms = at_ms
-            elif last_ms is None:
-                break
-            else:
-                return last_ms, at_ms
-    raise InvalidSchedule("The cron expression does not occur again.", found=schedule.cron)
+    """Return the last occurrence up to now of a schedule that is due, and the next one. Raises InvalidSchedule.
+
+    Half a million may have been missed in a year, so this halves the time in which the last one is.
+    """
+    last_ms, end_ms = schedule.next_at_ms, now_ms  # there is none after `end_ms` up to now
+    while (next_ms := find_next_ms(schedule.cron, schedule.time_zone, last_ms)) <= now_ms:
+        middle_ms = (next_ms + end_ms) // 2
+        later_ms = find_next_ms(schedule.cron, schedule.time_zone, middle_ms)
+        if later_ms <= now_ms:
+            last_ms = later_ms
+        else:
+            last_ms, end_ms = next_ms, middle_ms
+    return last_ms, next_ms
 
 
 def find_due_occurrences(state: State, now_ms: int, most: int) -> list[DueOccurrence]:
