@@ -233,6 +233,31 @@ def test_a_message_beyond_its_time_limit_is_given_back_while_its_handler_goes_on
     assert worker.end() == WorkerReport(1, 1, 0)
 
 
+def test_a_message_beyond_its_time_limit_is_handled_again_although_its_handler_ends_meanwhile(
+    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
+) -> None:
+    publish(mq, "a book", "a film")
+    begun: list[tuple[bytes | None, int]] = []
+    may_end = threading.Event()
+
+    def handle(message: Message) -> None:
+        begun.append((message.value, message.delivery_count))
+        if begun == [(b"a book", 1)]:
+            may_end.wait(PATIENCE_S)
+
+    def let_handler_end(message: Message, error: Exception) -> int:
+        may_end.set()
+        wait_for(lambda: (b"a film", 1) in begun, "the thread to go on before the message is given back")
+        return 0
+
+    worker = start(handle, time_limit_ms=3_600_000, backoff_ms=let_handler_end, concurrency=1)
+    wait_for(lambda: begun, "the handler")
+    mq_clock.advance(hours=1)
+    wait_for(lambda: (b"a book", 2) in begun, "the next delivery")
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert worker.end() == WorkerReport(2, 1, 0)
+
+
 def test_a_coroutine_beyond_its_time_limit_is_cancelled(
     mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
 ) -> None:

@@ -358,13 +358,15 @@ class HandlerLoop(RebalanceListener):
             message, since_ms = claim.pop()
         except IndexError:  # the handler has just ended
             return
+        # From here on the thread leaves the lane alone, also if its handler ends now.
         slot.late_claim = claim, since_ms
         if slot.call is not None:
             slot.call.cancel()
         self._fail(message, lane, error)
         with self._lock:
-            if lane is not None and slot.lane is lane:
+            if slot.lane is lane:  # else the thread has gone on, with another one
                 slot.lane = None
+            if lane is not None:
                 self._return_lane(lane)
 
     def _end(self) -> None:
