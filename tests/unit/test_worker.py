@@ -282,6 +282,18 @@ def test_a_coroutine_beyond_its_time_limit_is_cancelled(
     assert worker.end() == WorkerReport(0, 0, 1)
 
 
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_handler_that_returns_a_coroutine_fails(mq: Connection, start: Callable[..., Running]) -> None:
+    async def ship(message: Message) -> None:
+        pass
+
+    publish(mq, "a book")
+    worker = start(lambda message: ship(message), reject_for=TypeError)
+    (letter,) = read_dead_letters(mq, "ship", at_least=1, timeout_s=PATIENCE_S)
+    assert letter.error.startswith("TypeError: The handler returned a coroutine, which has not run.")
+    assert worker.end() == WorkerReport(0, 0, 1)
+
+
 def test_a_worker_ends_with_an_error_when_handlers_that_do_not_end_have_all_threads(
     mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
 ) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from inspect import iscoroutinefunction
+from inspect import iscoroutine, iscoroutinefunction
 from itertools import compress
 from operator import not_
 from pathlib import PurePath
@@ -449,7 +449,8 @@ class HandlerLoop(RebalanceListener):
                 continue
             slot.claim = claim = [(message, read_ms())]
             try:
-                call(message)
+                if iscoroutine(call(message)):  # of a function that wraps a coroutine function
+                    raise TypeError("The handler returned a coroutine, which has not run. Pass a coroutine function.")
                 failure = None
             except BaseException as error:
                 failure = error
@@ -474,12 +475,12 @@ class HandlerLoop(RebalanceListener):
         with self._consumer._lock.own:
             return self._consumer._member.has_open(message)
 
-    def _call_in_span(self, call: Handler, message: Message) -> None:
+    def _call_in_span(self, call: Handler, message: Message) -> object:
         group = self._consumer.group
         named = {"consumer.group.name": group, "destination.name": message.topic}
         links = partial(find_links, [list(message.headers)])
         with open_span("process", "process", group, named, "CONSUMER", links):
-            call(message)
+            return call(message)
 
     def _fail(self, message: Message, lane: _Lane | None, error: BaseException) -> None:
         """Reject the message or give it back. What is no Exception also ends the worker."""
