@@ -519,11 +519,11 @@ class HandlerLoop(RebalanceListener):
             return
         tp = message.topic, message.partition
         self._nacked[tp] = min(message.offset, self._nacked.get(tp, message.offset))
-        later = [m for m in lane or () if (m.topic, m.partition) == tp and m.offset > message.offset]
-        if later and lane is not None:
-            earlier = [m for m in lane if m not in later]
+        is_later = [(m.topic, m.partition) == tp and m.offset > message.offset for m in lane or ()]
+        if lane is not None and any(is_later):
+            waiting, later = list(lane), list(compress(lane, is_later))
             lane.clear()
-            lane.extend(earlier)
+            lane.extend(m for m, held in zip(waiting, is_later, strict=True) if not held)
             self._consumer._member.hide(later)
             with self._lock:
                 self._put_count -= len(later)
