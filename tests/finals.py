@@ -11,10 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from unit.served import until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.testing import MovableClock
+from lakemq.testing import MovableClock, wait_until
+
+PATIENCE_S = 100
+"""How long a test waits for several passes of a sequencer on a busy machine."""
 
 SHOWN = ("partition", "offset", "timestamp", "key", "value", "headers")
 
@@ -70,7 +72,7 @@ def read_from_final_files(mq: Connection, clock: MovableClock) -> None:
         let_readers_move_on(mq, clock)
         return are_all_final(mq) and not list_pending_ranges(mq)
 
-    until(check)
+    wait_until(check, "reads of final files", PATIENCE_S)
 
 
 def _drop_expired(mq: Connection, rows: pa.Table) -> pa.Table:

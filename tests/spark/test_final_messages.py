@@ -9,7 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from finals import are_all_final, count_added_places, let_readers_move_on, read_from_final_files, read_places
+from finals import (
+    PATIENCE_S,
+    are_all_final,
+    count_added_places,
+    let_readers_move_on,
+    read_from_final_files,
+    read_places,
+)
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,7 +25,7 @@ from unit.served import served, until
 import lakemq
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.spark import register
-from lakemq.testing import MovableClock, serve
+from lakemq.testing import MovableClock, serve, wait_until
 
 CONFIG = {"project.interval.ms": 50, "final.interval.ms": 200, "compact.min.files": 2, "merge.grace.ms": 100}
 DIFFICULT = (
@@ -191,7 +198,7 @@ def test_native_stream_goes_on_after_merges_and_retention(spark: SparkSession, t
             let_readers_move_on(mq, clock)
             return len(DeltaTable(str(path)).file_uris()) == 1
 
-        until(is_merged)
+        wait_until(is_merged, "merges", PATIENCE_S)
         copy_halfway(ends=True)
         clock.advance(days=8)
         copy_all()

@@ -13,6 +13,7 @@ import pytest
 from clocks import ManualClock
 from deltalake import DeltaTable
 from finals import (
+    PATIENCE_S,
     are_all_final,
     check_each_added_once,
     check_final_messages,
@@ -37,7 +38,7 @@ from lakemq.jobs.audit import audit
 from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.tables import views
 from lakemq.tables.specs.messages import FINAL_FILES
-from lakemq.testing import MovableClock, read_dead_letters, serve
+from lakemq.testing import MovableClock, read_dead_letters, serve, wait_until
 
 CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 50, "final.interval.ms": 100}
 
@@ -134,7 +135,7 @@ def test_small_files_become_one_in_the_order_of_offsets(mq: Connection, mq_clock
         let_readers_move_on(mq, mq_clock)
         return len(list_files(path)) <= 3
 
-    until(check)
+    wait_until(check, "merges", PATIENCE_S)
     read_from_final_files(mq, mq_clock)
     check_final_messages(mq)
     assert describe_files("a", mq) == "final"
@@ -240,7 +241,7 @@ def test_published_files_go_when_their_messages_are_read_from_final_ones(
         listed = DeltaTable(str(folder)).to_pyarrow_table()
         return listed.column("value").to_pylist() == [b"later"] and len(list(folder.glob("*.parquet"))) == 1
 
-    until(check)
+    wait_until(check, "removals", PATIENCE_S)
     assert mq.fetch("a").to_arrow() == kept
     assert audit(mq.namespace, None).holds()
     assert make_checks(mq, mq.observer())["data files"]().ok
