@@ -344,8 +344,8 @@ def check_data_files(mq: Connection) -> Finding:
     mend = f"Restore them into {folders} from a backup. Or delete their messages and all earlier ones: " + " && ".join(
         filter(None, commands)
     )
-    found = one_line(f"{len(wrong)} of {len(footers)} are missing or damaged: {names}")
-    return Finding("data files", False, found, mend)
+    summary = one_line(f"{len(wrong)} of {len(footers)} are missing or damaged: {names}")
+    return Finding("data files", False, summary, mend)
 
 
 _FINAL_INTERVALS = 3

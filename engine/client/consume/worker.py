@@ -521,9 +521,9 @@ class HandlerLoop(RebalanceListener):
         self._nacked[tp] = min(message.offset, self._nacked.get(tp, message.offset))
         is_later = [(m.topic, m.partition) == tp and m.offset > message.offset for m in lane or ()]
         if lane is not None and any(is_later):
-            waiting, later = list(lane), list(compress(lane, is_later))
+            earlier, later = list(compress(lane, map(not_, is_later))), list(compress(lane, is_later))
             lane.clear()
-            lane.extend(m for m, held in zip(waiting, is_later, strict=True) if not held)
+            lane.extend(earlier)
             self._consumer._member.hide(later)
             with self._lock:
                 self._put_count -= len(later)
