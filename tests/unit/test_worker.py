@@ -283,17 +283,6 @@ def test_a_coroutine_beyond_its_time_limit_is_cancelled(
 
 
 @pytest.mark.filterwarnings("ignore:coroutine")
-def test_a_handler_that_returns_a_coroutine_fails(mq: Connection, start: Callable[..., Running]) -> None:
-    async def ship(message: Message) -> None:
-        pass
-
-    publish(mq, "a book")
-    worker = start(lambda message: ship(message), reject_for=TypeError)
-    (letter,) = read_dead_letters(mq, "ship", at_least=1, timeout_s=PATIENCE_S)
-    assert letter.error.startswith("TypeError: The handler returned a coroutine, which has not run.")
-    assert worker.end() == WorkerReport(0, 0, 1)
-
-
 def test_a_worker_ends_with_an_error_when_handlers_that_do_not_end_have_all_threads(
     mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
 ) -> None:
@@ -314,6 +303,53 @@ def test_a_worker_ends_with_an_error_when_handlers_that_do_not_end_have_all_thre
     may_end.set()
     assert isinstance(worker.error, IllegalState)
     assert begun == [0]
+
+
+def test_a_blocked_event_loop_ends_the_worker_and_gets_no_further_messages(
+    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
+) -> None:
+    publish(mq, *(f"order {n}" for n in range(10)))
+    begun: list[int] = []
+    may_end = threading.Event()
+
+    async def handle(message: Message) -> None:
+        begun.append(message.offset)
+        may_end.wait(PATIENCE_S)
+
+    worker = start(handle, time_limit_ms=3_600_000, concurrency=2, stop_timeout_ms=0)
+    wait_for(lambda: begun, "the handler")
+    mq_clock.advance(hours=1)
+    mq_clock.advance(hours=2)
+    worker.join()
+    may_end.set()
+    assert isinstance(worker.error, IllegalState)
+    assert len(begun) == 1
+    with mq.consumer("ship", topics=["orders"]) as other:
+        rest: list[Message] = []
+        wait_for(lambda: rest.__iadd__(other.poll(timeout_ms=100)) and len(rest) >= 10, "all messages")
+        assert sum(message.delivery_count > 1 for message in rest) <= 2
+
+
+def test_a_handler_that_returns_a_coroutine_or_a_generator_ends_the_worker(
+    mq: Connection, start: Callable[..., Running]
+) -> None:
+    publish(mq, "a book")
+
+    def handle(message: Message) -> Iterator[None]:
+        yield
+
+    worker = start(handle)
+    worker.join()
+    assert isinstance(worker.error, IllegalState)
+    assert worker.error.found == "a generator, which it returned"
+    loop = asyncio.new_event_loop()
+    worker = start(lambda message: loop.create_future())
+    worker.join()
+    loop.close()
+    assert isinstance(worker.error, IllegalState)
+    with mq.consumer("ship", topics=["orders"]) as other:
+        (message,) = other.poll(timeout_ms=60_000)
+        assert message.delivery_count == 3
 
 
 def test_a_stopped_worker_lets_handlers_end_and_gives_back_the_rest_unseen(
@@ -419,6 +455,7 @@ def test_arguments_that_are_not_valid_are_refused(mq: Connection, options: dict[
 
 def test_a_failure_is_described_by_type_text_and_place() -> None:
     assert describe_failure(ValueError("no\tbook")) == "ValueError: no\tbook"
+    assert describe_failure(SyntaxError("no book", ("shop.py", 1, 1, "book", 1, 4))) == "SyntaxError: no book"
 
 
 @pytest.mark.parametrize(

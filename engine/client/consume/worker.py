@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from inspect import iscoroutine, iscoroutinefunction
+from inspect import isasyncgen, isawaitable, iscoroutinefunction, isgenerator
 from itertools import compress
 from operator import not_
 from pathlib import PurePath
@@ -43,7 +43,7 @@ from .options import RebalanceListener
 from .queue_consumer import QueueConsumer
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from asyncio import Task
 
 log = logging.getLogger("lakemq.worker")
 
@@ -130,7 +130,8 @@ def parse_retry_rule(retry_for: Any, reject_for: Any, backoff_ms: Any) -> RetryR
 
 def describe_failure(error: BaseException) -> str:
     """Return the exception's type and text, and where it was raised: what a dead letter says."""
-    line = traceback.format_exception_only(error)[0].strip()
+    lines = traceback.format_exception_only(error)  # a SyntaxError begins with its place, indented
+    line = next((line for line in lines if not line.startswith(" ")), lines[0]).strip()
     if not (frames := traceback.extract_tb(error.__traceback__)):
         return line
     last = frames[-1]
@@ -151,7 +152,7 @@ class _Slot:
         claim: the message that the handler has, and since when. Who pops it records the outcome of the message.
         late_claim: the claim that the poller has popped, because its time was over; and since when it was running.
         lane: the lane that the thread has. A handler beyond its limit has none.
-        call: the running call of a coroutine function.
+        task: the running call of a coroutine function.
         taken, acknowledged: how many messages it has taken and acknowledged.
     """
 
@@ -159,7 +160,7 @@ class _Slot:
         self.claim: list[tuple[Message, int]] = []
         self.late_claim: tuple[list[tuple[Message, int]], int] | None = None
         self.lane: _Lane | None = None
-        self.call: Future[BaseException | None] | None = None
+        self.task: Task[BaseException | None] | None = None
         self.taken = self.acknowledged = 0
 
     def is_stuck(self, now_ms: int, limit_ms: int) -> bool:
@@ -353,15 +354,15 @@ class HandlerLoop(RebalanceListener):
 
     def _take_away(self, slot: _Slot, claim: list[tuple[Message, int]], error: Exception) -> None:
         """Record the failure of a handler that still runs. A thread cannot be stopped; a coroutine is cancelled."""
-        lane = slot.lane
+        lane, task = slot.lane, slot.task  # read before the claim is popped: then it is no later message's
         try:
             message, since_ms = claim.pop()
         except IndexError:  # the handler has just ended
             return
         # From here on the thread leaves the lane alone, also if its handler ends now.
         slot.late_claim = claim, since_ms
-        if slot.call is not None:
-            slot.call.cancel()
+        if task is not None:
+            task.get_loop().call_soon_threadsafe(task.cancel)
         self._fail(message, lane, error)
         with self._lock:
             if slot.lane is lane:  # else the thread has gone on, with another one
@@ -409,7 +410,7 @@ class HandlerLoop(RebalanceListener):
             while (lane := self._next_lane(slot, lane)) is not None:
                 lane = self._handle_some(slot, lane)
         except BaseException as error:  # never a silent end
-            self._fatal = self._fatal or error
+            self._fatal, slot.lane = self._fatal or error, None
 
     def _next_lane(self, slot: _Slot, lane: _Lane | None) -> _Lane | None:
         """Give back a lane, and return the next one; None at the end."""
@@ -449,11 +450,11 @@ class HandlerLoop(RebalanceListener):
                 continue
             slot.claim = claim = [(message, read_ms())]
             try:
-                if iscoroutine(call(message)):  # of a function that wraps a coroutine function
-                    raise TypeError("The handler returned a coroutine, which has not run. Pass a coroutine function.")
-                failure = None
+                result, failure = call(message), None
             except BaseException as error:
-                failure = error
+                result, failure = None, error
+            if result is not None:
+                _check_result(result)
             try:
                 claim.pop()
             except IndexError:
@@ -529,6 +530,16 @@ class HandlerLoop(RebalanceListener):
                 self._put_count -= len(later)
 
 
+def _check_result(result: object) -> None:
+    """Raise IllegalState if the handler has not run: calling a generator, or an unseen coroutine, runs nothing."""
+    if isawaitable(result) or isgenerator(result) or isasyncgen(result):
+        raise IllegalState(
+            "The handler has not handled the message.",
+            found=f"a {type(result).__name__}, which it returned",
+            expected="a function without yield, or one declared with async def",
+        )
+
+
 def _name(message: Message) -> str:
     return f"{message.topic}-{message.partition}, offset {message.offset}, delivery {message.delivery_count}"
 
@@ -568,7 +579,10 @@ def _open_binder(handler: Handler) -> Iterator[Callable[[_Slot], Handler]]:
     loop = asyncio.new_event_loop()
     thread = start_thread(loop.run_forever, "lakemq-worker-loop")
 
-    async def run(message: Message) -> BaseException | None:
+    async def run(slot: _Slot, message: Message) -> BaseException | None:
+        if not slot.claim:  # its time was over before another one let the loop go on
+            return None
+        slot.task = asyncio.current_task()
         try:
             await cast(Awaitable[object], handler(message))
         except asyncio.CancelledError:
@@ -578,8 +592,8 @@ def _open_binder(handler: Handler) -> Iterator[Callable[[_Slot], Handler]]:
         return None
 
     def call(slot: _Slot, message: Message) -> None:
-        slot.call = asyncio.run_coroutine_threadsafe(run(message), loop)
-        if (error := slot.call.result()) is not None:
+        # A cancelled coroutine may go on. The thread waits for its end: else a blocked loop would get all messages.
+        if (error := asyncio.run_coroutine_threadsafe(run(slot, message), loop).result()) is not None:
             raise error
 
     try:
@@ -587,6 +601,8 @@ def _open_binder(handler: Handler) -> Iterator[Callable[[_Slot], Handler]]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_KEEP_UP_MS / 1000)
+        if not loop.is_running():
+            loop.close()
 
 
 # The call of users.
