@@ -10,6 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from typer.testing import CliRunner
 from unit.pages import read_blocks, run_program
 
@@ -451,6 +455,70 @@ def test_arguments_that_are_not_valid_are_refused(mq: Connection, options: dict[
         mq.run_worker(print, ["orders"], group="ship", **options)
     with pytest.raises(InvalidRequest, match="handler"):
         mq.run_worker("print", ["orders"], group="ship")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_each_handler_runs_in_a_span_that_links_to_the_publishing_one(
+    mq: Connection, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, is_coroutine: bool
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    publish(mq, "a book")
+    current: list[int] = []
+
+    def handle(message: Message) -> None:
+        current.append(trace.get_current_span().get_span_context().span_id)
+        if message.delivery_count == 1:
+            raise ValueError("no book")
+
+    async def handle_later(message: Message) -> None:
+        handle(message)
+
+    worker = start(handle_later if is_coroutine else handle, backoff_ms=[0])
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert worker.end() == WorkerReport(1, 1, 0)
+    (published,) = [span for span in exporter.get_finished_spans() if span.name == "publish orders"]
+    failed, done = [span for span in exporter.get_finished_spans() if span.name == "process ship"]
+    assert current == [span.context.span_id for span in (failed, done)]
+    for span in failed, done:
+        assert [link.context.span_id for link in span.links] == [published.context.span_id]
+        assert span.kind is trace.SpanKind.CONSUMER
+        assert dict(span.attributes or {}) == {
+            "messaging.system": "lakemq",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.consumer.group.name": "ship",
+            "messaging.destination.name": "orders",
+        }
+    assert (failed.status.description, done.status.status_code) == ("ValueError: no book", trace.StatusCode.UNSET)
+
+
+def test_the_log_names_each_failure_with_its_place_and_the_counts_at_the_end(
+    mq: Connection, start: Callable[..., Running], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lakemq.worker")
+    publish(mq, "a book", "a pen")
+
+    def handle(message: Message) -> None:
+        if message.delivery_count == 1:
+            raise KeyError("pen") if message.offset else ValueError("no book")
+
+    worker = start(handle, backoff_ms=[0], reject_for=KeyError, concurrency=2)
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert worker.end() == WorkerReport(1, 1, 1)
+    logged = [(r.levelname, r.getMessage(), r.exc_info) for r in caplog.records if r.name == "lakemq.worker"]
+    (begun, *failures, ended) = logged
+    assert begun[:2] == ("INFO", "A worker of group ship has started, with 2 threads.")
+    assert ended[1] == "The worker of group ship has stopped: 1 messages acknowledged, 1 given back, 1 rejected."
+    retried, rejected = sorted(failures, key=lambda failure: "rejected" in failure[1])
+    assert retried[:2] == (
+        "WARNING",
+        "A handler failed. The message is given back. orders-0, offset 0, delivery 1: "
+        f"ValueError: no book (test_worker.py, line {handle.__code__.co_firstlineno + 2}, in handle)",
+    )
+    assert rejected[1].startswith("A handler failed. The message is rejected. orders-0, offset 1, delivery ")
+    assert all(failure[2] for failure in failures), "with the traceback"
 
 
 def test_a_failure_is_described_by_type_text_and_place() -> None:
