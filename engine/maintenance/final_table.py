@@ -170,7 +170,7 @@ class FinalTable:
         A file that lies whole below the log starts, or whose topic is gone, is not named any more. Messages of a new
         file are new for a stream that reads the table, those of a rewritten one are not. Removed ones have been read.
         """
-        named = {file.file_id: file for file in _list_named_files(rows)}
+        named = {file.file_id: file for file in list_named_files(rows)}
         live_files = final.files()
         stored = {parse_final_file_id(file.path) for file in live_files}
         added: dict[bool, list[NewFile]] = {False: [], True: []}
@@ -197,7 +197,7 @@ class FinalTable:
         self.has_more, size_bytes, rewrites = False, 0, list[_Rewrite]()
         # A query may have read `segments` a while before the table: it must find the steps that it has read of.
         last_step = self._switched.find(now_ms - self._hold_ms) if merges else 0
-        for group in self._choose_files(_list_named_files(_count_whole_rows(rows, live)), stored, last_step):
+        for group in self._choose_files(list_named_files(_count_whole_rows(rows, live)), stored, last_step):
             if size_bytes >= _REWRITTEN_BYTES:
                 self.has_more = True
                 break
@@ -276,7 +276,9 @@ class FinalTable:
             find_sources = partial(points_at_files, file_ids=ids) if kind == FINAL else None
             blocked = self._change_rows(segments, replaced, SEGMENTS.table(new), find_sources, segments.floor())
             if blocked:
-                log.error("TABLE_DAMAGED: segments and final_messages differ in step %d. Run lakemq doctor.", *blocked)
+                log.error(
+                    "TABLE_DAMAGED: segments and final_messages differ in step %d. Run lakemq doctor.", min(blocked)
+                )
                 self._full.update(ids)
                 self._damaged.update(ids)
             is_changed |= not blocked
@@ -453,11 +455,12 @@ def _read_named_rows(segments: TableHandle, live: LiveState) -> pa.Table:
     return rows.sort_by([(name, "ascending") for name in ("topic_id", "step", "partition", "base_offset")])
 
 
-def _list_named_files(rows: pa.Table) -> list[_NamedFile]:
-    """Return the files in the order of the rows that name them."""
+def list_named_files(rows: pa.Table) -> list[_NamedFile]:
+    """Return the files by topic and step."""
     named = rows.filter(pc.field("file_id").is_valid()).group_by("file_id", use_threads=False)
     firsts = [(name, "first") for name in ("topic_id", "topic", "step", "footer_hash", "kind")]
     files = named.aggregate([*firsts, ("record_count", "sum")])
+    files = files.sort_by([("topic_id_first", "ascending"), ("step_first", "ascending")])  # grouping keeps no order
     names = ["file_id", *(f"{name}_first" for name, _ in firsts), "record_count_sum"]
     return [_NamedFile(*values) for values in _list_tuples(files, names)]
 
@@ -509,7 +512,7 @@ def _read_kept_messages(files: Files, file: _NamedFile, live: LiveState) -> pa.T
 def find_damaged_files(files: Files, segments: TableHandle, live: LiveState) -> dict[str, str]:
     """Return the files that `segments` names and that are not there as they were written: name -> what was found."""
     damaged: dict[str, str] = {}
-    for file in _list_named_files(_read_named_rows(segments, live)):
+    for file in list_named_files(_read_named_rows(segments, live)):
         try:
             _read_metadata(files, file)
         except (OSError, ValueError) as error:

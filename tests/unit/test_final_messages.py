@@ -1,5 +1,6 @@
 """`final_messages`: committed messages become rows of a Delta table that needs no LakeMQ to be read."""
 
+import random
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -26,7 +27,7 @@ from unit.served import until
 import lakemq
 from lakemq import Connection
 from lakemq.engine.maintenance.final_files import measure_final_lag_ms
-from lakemq.engine.maintenance.final_table import choose_last_files
+from lakemq.engine.maintenance.final_table import choose_last_files, list_named_files
 from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.engine.maintenance.row_audit import compare_with_replay
 from lakemq.engine.namespace.load import read_watermark
@@ -304,6 +305,23 @@ def test_retention_by_size_counts_final_files(mq: Connection, mq_clock: MovableC
     until(check)
     read_from_final_files(mq, mq_clock)
     check_final_messages(mq)
+
+
+def test_named_files_are_by_topic_and_step_also_if_they_are_many() -> None:
+    count = 1_000
+    rows = pa.table(
+        {
+            "file_id": random.Random(1).sample(range(FINAL_FILES, 2 * FINAL_FILES - 1), count),
+            "topic_id": [number // 10 for number in range(count)],
+            "topic": ["t"] * count,
+            "step": list(range(count)),
+            "footer_hash": [1] * count,
+            "kind": ["final"] * count,
+            "record_count": [1] * count,
+        }
+    )
+    files = list_named_files(rows.take(pa.array([*range(count), *range(count)])))
+    assert [(file.step, file.record_count) for file in files] == [(step, 2) for step in range(count)]
 
 
 @pytest.mark.parametrize(
