@@ -155,7 +155,7 @@ class FinalTable:
         step = min(settled_step, self._synced.find(now_ms - self._hold_ms), *(step - 1 for step in missing))
         is_changed |= self._switch(segments, rows, live, step)
         is_waiting = pc.any(pc.equal(rows.column("kind"), FINAL_PENDING)).as_py()
-        self._due_at_ms = now_ms + self._hold_ms if is_waiting else None
+        self._due_at_ms = self._clock.steady_ms() + self._hold_ms if is_waiting else None
         return is_changed
 
     def _note_steps(self, rows: pa.Table, now_ms: int) -> None:
