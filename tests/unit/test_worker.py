@@ -286,7 +286,6 @@ def test_a_coroutine_beyond_its_time_limit_is_cancelled(
     assert worker.end() == WorkerReport(0, 0, 1)
 
 
-@pytest.mark.filterwarnings("ignore:coroutine")
 def test_a_worker_ends_with_an_error_when_handlers_that_do_not_end_have_all_threads(
     mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
 ) -> None:
