@@ -23,7 +23,7 @@ from lakemq.tables.storage.delta.store import Store, select_newest
 from lakemq.tables.storage.object_stores.files import Files
 
 from ..namespace.clock import Clock
-from ..namespace.data_file import open_data_file
+from ..namespace.data_file_reader import open_data_file
 from ..namespace.load import read_delayed_rows
 from ..namespace.namespace import Namespace
 from ..namespace.step_reader import StepReader, follow_from_watermark

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
-from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from lakemq.tables.specs.messages import (
     MESSAGES,
     REJECTED_ROWS,
     file_stem,
-    parse_final_file_id,
+    final_file_path,
 )
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
@@ -85,18 +84,23 @@ class Flaws(NamedTuple):
 
 
 class FilePaths:
-    """The paths of data files, each below its table."""
+    """The paths of data files, each below its table.
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        final = snapshot.handles[FINAL_MESSAGES.name].files()
+    Attributes:
+        registered: path -> number of rows, of the files of `messages`. Files of `final_messages` are not among them,
+            because one that is rewritten just now is in `segments` before it is in that table.
+    """
+
+    def __init__(self, snapshot: Snapshot, topics: Mapping[int, str]) -> None:
+        """topics: file id -> topic, at least of files of `final_messages`."""
         self.registered = {file.path: file.record_count for file in snapshot.handles[MESSAGES.name].files()}
-        self.of_messages = frozenset(self.registered)
-        self.registered |= {unquote(file.path): file.record_count for file in final}
-        self._final = {parse_final_file_id(file.path): unquote(file.path) for file in final}
+        self._topics = topics
 
     def find(self, file_id: int) -> str:
-        """Return the path of a file, or what its path in `messages` would be."""
-        return self._final.get(file_id, f"{file_stem(file_id)}.parquet")
+        """Return the path of a file."""
+        if file_id >= FINAL_FILES:
+            return final_file_path(self._topics[file_id], file_id)
+        return f"{file_stem(file_id)}.parquet"
 
 
 def find_file_flaws(paths: FilePaths, files: Files, ranges: pa.Table) -> dict[str, str]:
@@ -117,11 +121,13 @@ def find_file_flaws(paths: FilePaths, files: Files, ranges: pa.Table) -> dict[st
             return facts.flaw
         if path in needed and not is_expected_file(needed[path], facts.footer_hash, facts.is_journaled):
             return "rewritten or damaged"
+        if folder:
+            return ""
         if path not in paths.registered:
             return "not in messages"
         return "" if paths.registered[path] == facts.record_count else "not as messages says"
 
-    all_paths = sorted(pointed_at | paths.of_messages)
+    all_paths = sorted(pointed_at | paths.registered.keys())
     with Workers(_AT_ONCE, "lakemq-footers") as pool:
         return dict(zip(all_paths, pool.map(flaw, all_paths), strict=True))
 

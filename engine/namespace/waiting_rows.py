@@ -29,7 +29,7 @@ from ..protocol.values.delays import DelayedRange
 from ..protocol.values.packed import KEY, Hashes, hash_keys
 from ..protocol.values.state import State
 from ..protocol.values.waiting import CountedBlock
-from .data_file import open_data_file
+from .data_file_reader import open_data_file
 from .store_errors import report_damage
 
 _PIECE_ROWS = 1 << 16

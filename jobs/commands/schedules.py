@@ -101,8 +101,10 @@ def _change(ctx: typer.Context, name: str, change: str) -> None:
 
 @schedules.command(help=f"Delete a schedule. {ASKS} {NEEDS_SEQUENCER}")
 def delete(ctx: typer.Context, name: Name, yes: Yes = False) -> None:
-    with get_session(ctx).connect() as mq:
+    session = get_session(ctx)
+    with session.connect() as mq:
         mq.schedules.describe(name)  # refuse a name that does not exist before asking for confirmation
         confirm(f"Delete the schedule {name!r}?", yes)
         with ensure_sequencer(mq):
             mq.schedules.delete(name)
+    show([{"schedule": name, "deleted": True}], session.output, ("schedule", "deleted"))

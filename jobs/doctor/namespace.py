@@ -28,7 +28,8 @@ from lakemq.engine.maintenance.final_files import measure_final_lag_ms
 from lakemq.engine.maintenance.final_table import find_damaged_files
 from lakemq.engine.maintenance.retention import read_live_state
 from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.data_file import file_name, verify_files
+from lakemq.engine.namespace.data_file import file_name
+from lakemq.engine.namespace.data_file_reader import verify_files
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.letters.intake import FOLDER as ASIDE
 from lakemq.jobs.key_spread import count_recent_offsets, describe_fullest_partition

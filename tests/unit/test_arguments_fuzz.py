@@ -112,8 +112,8 @@ PUBLIC = {
     "schedules.": Schedules,
     "consumer.": AssignedConsumer,
 }
-TESTED_ELSEWHERE = {"producer", "transaction"}
-"""Calls that open a writer. `test_producer.py` and `test_transaction_scope.py` test the arguments of its methods."""
+TESTED_ELSEWHERE = {"producer", "transaction", "run_worker"}
+"""`test_producer.py`, `test_transaction_scope.py` and `test_worker.py` test arguments of writers and workers."""
 
 Arguments = dict[str, Callable[[], Any]]
 

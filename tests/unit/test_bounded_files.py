@@ -15,14 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from targets import extended_but
 
-from lakemq.engine.namespace.data_file import (
-    file_name,
-    open_data_file,
-    read_file_facts,
-    repeat_name,
-    verify_files,
-    write_data_file,
-)
+from lakemq.engine.namespace.data_file import file_name, read_file_facts, repeat_name, write_data_file
+from lakemq.engine.namespace.data_file_reader import open_data_file, verify_files
 from lakemq.errors import FileTruncated, StorageError
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, FileFacts
 from lakemq.tables.storage.object_stores.files import LocalFiles

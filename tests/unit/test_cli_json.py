@@ -18,7 +18,7 @@ import lakemq
 from lakemq.jobs.cli import app
 
 # `spark-sql` prints what Spark prints; `serve` and `console` print nothing; tests/quality runs the audit.
-ELSEWHERE = {"console", "spark-sql", "serve", "audit"}
+ELSEWHERE = {"console", "spark-sql", "serve", "audit", "worker"}
 
 # No command builds on another one: each may run alone, in any process.
 COMMANDS = {
@@ -53,6 +53,11 @@ COMMANDS = {
     "delayed purge": ["orders", "--dry-run"],
     "delayed reschedule": ["RECEIPT", "--delay-ms", "1000000"],
     "delayed release": [],
+    "schedules list": [],
+    "schedules create": ["made", "orders", "--cron", "0 8 * * *"],
+    "schedules pause": ["daily"],
+    "schedules resume": ["paused"],
+    "schedules delete": ["forgotten", "--yes"],
     "dead-letters list": [],
     "dead-letters show": ["orders.dlq"],
     "dead-letters redrive": ["orders.dlq", "--dry-run"],
@@ -105,6 +110,9 @@ def namespace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         away.poll(timeout_ms=10_000)
         away.close()
         mq.delayed.schedule("orders", "later", delay_ms=10**9)
+        for name in ("daily", "paused", "forgotten"):
+            mq.schedules.create(name, "orders", cron="0 8 * * *")
+        mq.schedules.pause("paused")
         with mq.transaction("txn") as txn:
             txn.publish("orders", pa.table({"value": ["6"]}))
         subprocess.run([sys.executable, "-c", LEAVE_OPEN, str(path)], timeout=120, check=True)

@@ -16,12 +16,11 @@ from lakemq.engine.namespace.data_file import (
     BODY,
     file_name,
     new_file_id,
-    open_data_file,
     read_file_facts,
     read_footer,
-    verify_files,
     write_data_file,
 )
+from lakemq.engine.namespace.data_file_reader import open_data_file, verify_files
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef

@@ -217,7 +217,12 @@ def test_views_show_the_same_from_published_and_final_files(mq: Connection, mq_c
     for message in (messages[0], messages[-1]):
         query = of_offset.format(message.partition, message.offset)
         assert mq.sql(query, wait_ms=9_000).column("value").to_pylist() == [message.value]
-    assert audit(mq.namespace, None).holds()
+    assert find_broken_rules(mq) == []
+
+
+def find_broken_rules(mq: Connection) -> list[tuple[str, str, tuple[str, ...]]]:
+    outcomes = audit(mq.namespace, None).outcomes
+    return [(each.rule.table, each.rule.column, each.where) for each in outcomes if each.broken]
 
 
 def test_views_know_ids_of_final_files() -> None:
@@ -244,7 +249,7 @@ def test_published_files_go_when_their_messages_are_read_from_final_ones(
 
     wait_until(check, "removals", PATIENCE_S)
     assert mq.fetch("a").to_arrow() == kept
-    assert audit(mq.namespace, None).holds()
+    assert find_broken_rules(mq) == []
     assert make_checks(mq, mq.observer())["data files"]().ok
 
 
@@ -285,7 +290,7 @@ def test_final_messages_die_and_are_sent_back(mq: Connection, mq_clock: MovableC
         shown = [(message.offset, message.value) for message in mq.fetch("a")]
         assert shown == [(3, b"3"), (4, b"0"), (5, b"1"), (6, b"2")]
         assert {message.value: (message.key, message.timestamp) for message in mq.fetch("a")} == published
-    assert audit(mq.namespace, None).holds()
+    assert find_broken_rules(mq) == []
 
 
 def test_retention_by_size_counts_final_files(mq: Connection, mq_clock: MovableClock) -> None:

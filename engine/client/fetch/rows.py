@@ -22,7 +22,8 @@ from lakemq.tables.specs.messages import FINAL_FILES, HEADERS, file_stem
 from lakemq.tables.storage.native_calls import NATIVE_CALLS, Workers
 from lakemq.tables.storage.object_stores.files import Files
 
-from ...namespace.data_file import ROW_GROUP_ROWS, open_data_file
+from ...namespace.data_file import ROW_GROUP_ROWS
+from ...namespace.data_file_reader import open_data_file
 from ...protocol.errors import FileTruncated
 from ...protocol.values.dead_letters import Cause, decode_cause
 from ...protocol.values.segments import cut_segments
