@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from unit.served import create_quick_topic, new_topic, now_ms, served, until, values, wait_for_messages
+from unit.served import create_quick_topic, new_topic, now_ms, until, values, wait_for_messages
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.delayed import RescheduleResult
 from lakemq.errors import DelayTooLong, InvalidReceipt, InvalidRecord, InvalidRequest, InvalidTimestamp, LakeMQError
-from lakemq.testing import MovableClock
+from lakemq.testing import MovableClock, serve
 
 YEAR_9999_MS = 253_402_300_799_999
 SERVED_WITH = {"project.interval.ms": 50}
@@ -188,12 +188,12 @@ def test_bad_predicate_is_refused(mq: Connection) -> None:
 def test_message_is_either_cancelled_or_released(tmp_path: Path) -> None:
     """About half of the messages are due when others are cancelled, and one is about to be."""
     clock, count = MovableClock(), 300
-    with served(tmp_path, clock) as mq:
+    with serve(tmp_path / "mq", clock) as mq:
         topic, due_ms = create_quick_topic(mq), now_ms() + 100_000
         due_times = [due_ms + 1_000 * i for i in range(count)]
         rows = pa.table({"value": [f"{i:03}" for i in range(count)], "deliver_at": due_times})
         receipts = mq.publish(topic, rows).receipts()
-        clock.ahead_ms += 100_000 + count * 500
+        clock.advance(seconds=100 + count // 2)
         wait_for_messages(mq, topic, 1)
         chosen = [*range(0, count, 7)]
         first_outcomes = [mq.delayed.cancel(receipt.as_py()) for receipt in receipts.column("receipt").take(chosen)]
