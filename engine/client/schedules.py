@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from ..namespace.clock import Clock
 from ..namespace.process import ProcessBound
-from ..protocol.errors import InvalidRecord, UnknownSchedule
-from ..protocol.names import shorten
+from ..protocol.errors import InvalidRecord
 from ..protocol.values.schedules import (
     CreateSchedule,
     DeleteSchedule,
@@ -137,11 +136,7 @@ class Schedules(ProcessBound):
 
     def describe(self, name: str) -> ScheduleDescription:
         """Return a schedule. Raises UnknownSchedule."""
-        name = parse_text("name", name)
-        schedule = self._read_state().schedules.get(name)
-        if schedule is None:
-            raise UnknownSchedule(found=shorten(name), expected="a name that mq.schedules.list() shows")
-        return _describe(schedule)
+        return _describe(self._read_state().schedules.find(parse_text("name", name)))
 
     def pause(self, name: str) -> None:
         """Publish no occurrences until `resume`. Raises UnknownSchedule."""

@@ -305,7 +305,10 @@ class FinalTable:
                 self._switched.note(self._clock.steady_ms(), step)
                 self._crash_point("finalizing.segments_switched")
                 return True
-            log.warning("Messages of step %d stay in messages: segments has other counts than their files.", blocked[0])
+            log.warning(
+                "Messages of step %d stay in messages: segments has other counts than their files. Run lakemq audit.",
+                min(blocked),
+            )
             step = min(blocked) - 1
         return False
 

@@ -83,32 +83,25 @@ class Flaws(NamedTuple):
     elsewhere: Numbers
 
 
-class FilePaths:
-    """The paths of data files, each below its table.
+Topics = Mapping[int, str]
+"""Topics by the ids of data files. A file of `final_messages` lies in the folder of its topic."""
 
-    Attributes:
-        registered: path -> number of rows, of the files of `messages`. Files of `final_messages` are not among them,
-            because one that is rewritten just now is in `segments` before it is in that table.
+
+def _find_path(file_id: int, topics: Topics) -> str:
+    """Return the path of a data file below its table."""
+    return final_file_path(topics[file_id], file_id) if file_id >= FINAL_FILES else f"{file_stem(file_id)}.parquet"
+
+
+def find_file_flaws(snapshot: Snapshot, files: Files, ranges: pa.Table, topics: Topics) -> dict[str, str]:
+    """Return path -> the flaw of a data file, "" if none: for files of `messages` and files that ranges point at.
+
+    A file of `final_messages` need not be in that table: one that is rewritten just now comes into `segments` first.
     """
-
-    def __init__(self, snapshot: Snapshot, topics: Mapping[int, str]) -> None:
-        """topics: file id -> topic, at least of files of `final_messages`."""
-        self.registered = {file.path: file.record_count for file in snapshot.handles[MESSAGES.name].files()}
-        self._topics = topics
-
-    def find(self, file_id: int) -> str:
-        """Return the path of a file."""
-        if file_id >= FINAL_FILES:
-            return final_file_path(self._topics[file_id], file_id)
-        return f"{file_stem(file_id)}.parquet"
-
-
-def find_file_flaws(paths: FilePaths, files: Files, ranges: pa.Table) -> dict[str, str]:
-    """Return path -> the flaw of a data file, "" if none: for files of `messages` and files that ranges point at."""
+    registered = {file.path: file.record_count for file in snapshot.handles[MESSAGES.name].files()}
     in_partitions = ranges.filter(pc.field("file_partition") != ANY_PARTITION)
     pairs = zip(in_partitions["file_id"].to_pylist(), in_partitions["footer_hash"].to_pylist(), strict=True)
-    needed = {paths.find(file_id): footer for file_id, footer in pairs}
-    pointed_at = {paths.find(file_id) for file_id in ranges["file_id"].unique().to_pylist()}
+    needed = {_find_path(file_id, topics): footer for file_id, footer in pairs}
+    pointed_at = {_find_path(file_id, topics) for file_id in ranges["file_id"].unique().to_pylist()}
 
     def flaw(path: str) -> str:
         folder, _, name = path.rpartition("/")
@@ -123,23 +116,23 @@ def find_file_flaws(paths: FilePaths, files: Files, ranges: pa.Table) -> dict[st
             return "rewritten or damaged"
         if folder:
             return ""
-        if path not in paths.registered:
+        if path not in registered:
             return "not in messages"
-        return "" if paths.registered[path] == facts.record_count else "not as messages says"
+        return "" if registered[path] == facts.record_count else "not as messages says"
 
-    all_paths = sorted(pointed_at | paths.registered.keys())
+    all_paths = sorted(pointed_at | registered.keys())
     with Workers(_AT_ONCE, "lakemq-footers") as pool:
         return dict(zip(all_paths, pool.map(flaw, all_paths), strict=True))
 
 
 def find_range_flaws(
-    paths: FilePaths, files: Files, ranges: pa.Table, placings: Sequence[Placing], flaws: Mapping[str, str]
+    files: Files, ranges: pa.Table, placings: Sequence[Placing], flaws: Mapping[str, str], topics: Topics
 ) -> Flaws:
     """Return the flaws of ranges, columns of POINTING. Of a flawed file, every row is missing."""
     columns = {name: ranges.column(name).to_numpy() for name in POINTING.names if name != "footer_hash"}
     missing, elsewhere = columns["record_count"].copy(), np.zeros(ranges.num_rows, np.int64)
     for file_id, indexes in _group_by_file(columns["file_id"]):
-        path = paths.find(file_id)
+        path = _find_path(file_id, topics)
         if flaws[path]:
             continue
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.shared.context import ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import Begin, InstanceId, ensure_sequencer, get_session
 from lakemq.jobs.commands.shared.printing import Decode, KeySeparator, PrintFormat, build_decoder, open_printer
 from lakemq.jobs.process.streams import end_with_reader
 
@@ -35,16 +35,8 @@ def consume(
             metavar="queue|cooperative|classic", help="Protocol of a new group; an existing group keeps its own."
         ),
     ] = None,
-    begin: Annotated[
-        str,
-        typer.Option(
-            "--from", metavar="earliest|latest", help="Where to start while the group has no committed offset."
-        ),
-    ] = "earliest",
-    instance_id: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Instance id of a static member, whose partitions wait for its return."),
-    ] = None,
+    begin: Begin = "earliest",
+    instance_id: InstanceId = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after N messages.")] = None,
     timeout_ms: Annotated[
         int, typer.Option(min=0, metavar="MS", help="End after this time without a message.")

@@ -11,11 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.shared.context import ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import Begin, InstanceId, ensure_sequencer, get_session
 from lakemq.jobs.output import show
 from lakemq.jobs.process.streams import log_to_stderr
-
-_BACKOFF_MS = (1_000, 2_000, 4_000, 8_000, 16_000)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -44,25 +42,21 @@ def worker(
         typer.Option(metavar="ERROR", help="After these errors a message becomes a dead letter at once; repeatable."),
     ] = None,
     backoff_ms: Annotated[
-        list[int],
-        typer.Option(min=0, metavar="MS", help="Wait before the second, third, ... delivery; repeatable."),
-    ] = _BACKOFF_MS,  # type: ignore[assignment]
+        list[int] | None,
+        typer.Option(
+            min=0,
+            metavar="MS",
+            help="Wait before the second, third, ... delivery; repeatable. Without it: as `mq.run_worker` does.",
+        ),
+    ] = None,
     time_limit_ms: Annotated[
         int | None, typer.Option(min=1, metavar="MS", help="How long a handler may take. Without it: no limit.")
     ] = None,
     stop_timeout_ms: Annotated[
         int, typer.Option(min=0, metavar="MS", help="How long handlers may go on after a signal.")
     ] = 20_000,
-    begin: Annotated[
-        str,
-        typer.Option(
-            "--from", metavar="earliest|latest", help="Where to start while the group has no committed offset."
-        ),
-    ] = "earliest",
-    instance_id: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Instance id of a static member, whose partitions wait for its return."),
-    ] = None,
+    begin: Begin = "earliest",
+    instance_id: InstanceId = None,
 ) -> None:
     """Call a handler for each message of a queue group, in several threads, until SIGTERM or SIGINT.
 
@@ -79,7 +73,7 @@ def worker(
         name: tuple(_import_error(text, name) for text in texts or ())
         for name, texts in (("--retry-for", retry_for), ("--reject-for", reject_for))
     }
-    options: dict[str, Any] = {"auto_offset_reset": begin, "instance_id": instance_id}  # `consumer` checks them
+    options: dict[str, Any] = {"auto_offset_reset": begin, "instance_id": instance_id, "backoff_ms": backoff_ms or None}
     session = get_session(ctx)
     with session.connect() as mq, ensure_sequencer(mq), log_to_stderr(logging.INFO):
         report = mq.run_worker(
@@ -89,7 +83,6 @@ def worker(
             concurrency=concurrency,
             retry_for=errors["--retry-for"] or Exception,
             reject_for=errors["--reject-for"],
-            backoff_ms=list(backoff_ms),
             time_limit_ms=time_limit_ms,
             stop_timeout_ms=stop_timeout_ms,
             **{name: value for name, value in options.items() if value is not None},

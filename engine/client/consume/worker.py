@@ -311,8 +311,7 @@ class HandlerLoop(RebalanceListener):
             self._consumer._member.hide(compress(messages, map(not_, goes_on)))
             messages = list(compress(messages, goes_on))
         for message in messages:
-            key = message[4]
-            lane = self._lanes[hash(message[2] if key is None else key) % _LANES]
+            lane = self._lanes[hash(message.offset if message.key is None else message.key) % _LANES]
             lane.append(message)
             if not lane.is_taken:
                 lane.is_taken = True

@@ -19,7 +19,6 @@ from lakemq.tables.storage.delta.store import find_foreign_commits
 
 from ...maintenance.row_audit import (
     POINTING,
-    FilePaths,
     Placing,
     ReplayComparison,
     compare_with_replay,
@@ -451,9 +450,8 @@ def _make_relations(namespace: Namespace, snapshot: Snapshot) -> duckdb.DuckDBPy
         ranges = without_rows.sql(RANGES).to_arrow_table()
     pointing = pa.table({name: ranges.column(name).cast(pa.int64()) for name in POINTING.names})
     topics = dict(zip(ranges.column("file_id").to_pylist(), ranges.column("topic").to_pylist(), strict=True))
-    paths = FilePaths(snapshot, topics)
-    flaws = find_file_flaws(paths, namespace.files, pointing)
-    flawed_ranges = find_range_flaws(paths, namespace.files, pointing, distinct, flaws)
+    flaws = find_file_flaws(snapshot, namespace.files, pointing, topics)
+    flawed_ranges = find_range_flaws(namespace.files, pointing, distinct, flaws, topics)
     flawed = ranges.select(["whose", "topic", "partition"])
     flawed = flawed.append_column("missing", pa.array(flawed_ranges.missing))
     flawed = flawed.append_column("elsewhere", pa.array(flawed_ranges.elsewhere))

@@ -143,7 +143,7 @@ def check_columns(suite: ExpectationSuite, messages: AuditedMessages) -> None:
         column
         for expectation in suite.expectations
         if (kwargs := expectation.configuration.kwargs) and expectation.expectation_type != "expect_column_to_exist"
-        for column in [*(kwargs.get(name) for name in _COLUMNS), *kwargs.get("column_list", ())]
+        for column in [*(kwargs.get(name) for name in _COLUMNS), *(kwargs.get("column_list") or ())]
     ]
     if missing := [column for column in dict.fromkeys(used) if column is not None and column not in names]:
         raise ExpectationFailed(

@@ -24,7 +24,6 @@ from ..errors import (
     MessageTooLarge,
     ScheduleAlreadyExists,
     StaleTopicMetadata,
-    UnknownSchedule,
 )
 from ..hashing import partition_few_keys
 from ..names import MAX_LENGTH, find_reached_topics, is_name, shorten
@@ -166,7 +165,11 @@ def decide_create(state: State, request: CreateSchedule, inputs: DecisionInputs)
             expected="another name, or delete it first",
         )
     if len(state.schedules) >= MAX_SCHEDULES:
-        raise InvalidRequest("There are too many schedules.", found=len(state.schedules), expected=MAX_SCHEDULES - 1)
+        raise InvalidRequest(
+            "The namespace has as many schedules as it may have.",
+            found=len(state.schedules),
+            expected=f"at most {MAX_SCHEDULES}: delete one first",
+        )
     topic = state.topic(request.topic)
     _check_size(topic, request)
     next_at_ms = find_next_ms(request.cron, request.time_zone, state.now_ms)
@@ -197,30 +200,23 @@ def _check_size(topic: Topic, request: CreateSchedule) -> None:
         )
 
 
-def _find(state: State, name: str) -> Schedule:
-    schedule = state.schedules.get(name)
-    if schedule is None:
-        raise UnknownSchedule(found=shorten(name), expected="a name that mq.schedules.list() shows")
-    return schedule
-
-
 def decide_pause(state: State, request: PauseSchedule, inputs: DecisionInputs) -> Decision:
     """Pause a schedule. One that is paused stays so. Raises UnknownSchedule."""
-    if _find(state, request.name).status is ScheduleStatus.PAUSED:
+    if state.schedules.find(request.name).status is ScheduleStatus.PAUSED:
         return Decision(Done())
     return Decision(Done(), (JournalEntry(SchedulePaused(request.name, "paused by request")),))
 
 
 def decide_resume(state: State, request: ResumeSchedule, inputs: DecisionInputs) -> Decision:
     """Let a schedule go on. What it has missed is decided with its next occurrence. Raises UnknownSchedule."""
-    if _find(state, request.name).status is ScheduleStatus.ACTIVE:
+    if state.schedules.find(request.name).status is ScheduleStatus.ACTIVE:
         return Decision(Done())
     return Decision(Done(), (JournalEntry(ScheduleResumed(request.name)),))
 
 
 def decide_delete(state: State, request: DeleteSchedule, inputs: DecisionInputs) -> Decision:
     """Delete a schedule. Raises UnknownSchedule."""
-    return Decision(Done(), (JournalEntry(ScheduleDeleted(_find(state, request.name).name)),))
+    return Decision(Done(), (JournalEntry(ScheduleDeleted(state.schedules.find(request.name).name)),))
 
 
 def decide_occurrence(state: State, due: DueOccurrence, inputs: DecisionInputs) -> Decision:

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 import msgspec
 
+from ..errors import UnknownSchedule
+from ..names import shorten
 from .base import Record, Request, Result, Transitions
 from .topics import TopicRef
 
@@ -177,6 +179,12 @@ class ScheduleIndex:
 
     def get(self, name: str) -> Schedule | None:
         return self._by_name.get(name)
+
+    def find(self, name: str) -> Schedule:
+        """Return a schedule. Raises UnknownSchedule."""
+        if (schedule := self._by_name.get(name)) is None:
+            raise UnknownSchedule(found=shorten(name), expected="a name that mq.schedules.list() shows")
+        return schedule
 
     def put(self, schedule: Schedule) -> None:
         self._by_name[schedule.name] = schedule

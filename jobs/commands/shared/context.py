@@ -147,6 +147,19 @@ def _who(leader: str, epoch: int, lease_ms: int) -> str:
     return f"{leader} leads (epoch {epoch}) and is silent; {takeover}"
 
 
+# Options of commands that join a group.
+
+
+Begin = Annotated[
+    str,
+    typer.Option("--from", metavar="earliest|latest", help="Where to start while the group has no committed offset."),
+]
+InstanceId = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Instance id of a static member, whose partitions wait for its return."),
+]
+
+
 # Confirmation of commands that delete something for good.
 
 
