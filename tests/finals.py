@@ -52,8 +52,15 @@ def find_difference(mq: Connection) -> str:
 
 
 def list_pending_ranges(mq: Connection) -> list[dict[str, Any]]:
-    """Return the final ranges whose messages are still read where they were published."""
-    query = "SELECT topic, partition, base_offset FROM segments WHERE kind = 'final_pending'"
+    """Return the final ranges whose messages are still read where they were published.
+
+    Ranges below the log start have no messages. They stay pending until retention removes their rows.
+    """
+    query = """
+        SELECT topic, partition, base_offset FROM segments AS pending WHERE kind = 'final_pending' AND NOT EXISTS (
+            FROM segments AS start WHERE start.kind = 'log_start' AND start.topic_id = pending.topic_id
+            AND start.partition = pending.partition AND start.last_offset > pending.last_offset
+        )"""
     ranges: list[dict[str, Any]] = mq.sql(query, wait_ms=9_000).to_pylist()
     return ranges
 
