@@ -27,7 +27,7 @@ CONFIG = {
     "project.interval.ms": 20,
     "final.interval.ms": 50,
     "compact.min.files": 2,
-    "merge.grace.ms": 200,
+    "merge.grace.ms": 9_000,
     "checkpoint.interval": 5,
     "journal.rows.max.bytes": 400,
     "retention.check.interval.ms": 1_000,
