@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from lakemq.jobs.commands import (
+    backups,
     bench,
     console,
     consume,
@@ -160,6 +161,7 @@ def lakemq(
 
 
 namespace.add_to(app)
+backups.add_to(app)
 status.add_to(app)
 status.add_history_to(app)
 topics.add_to(app)

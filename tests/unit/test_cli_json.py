@@ -18,7 +18,7 @@ import lakemq
 from lakemq.jobs.cli import app
 
 # `spark-sql` prints what Spark prints; `serve` and `console` print nothing; tests/quality runs the audit.
-ELSEWHERE = {"console", "spark-sql", "serve", "audit", "worker"}
+ELSEWHERE = {"console", "spark-sql", "serve", "audit", "worker", "backup", "restore"}
 
 # No command builds on another one: each may run alone, in any process.
 COMMANDS = {

@@ -72,6 +72,20 @@ class DeltaLog:
         adds = [action["add"] for action in self.read_actions(version) if "add" in action]
         return [f"{self._table}/{unquote(add['path'])}" for add in adds if moved or add["dataChange"]]
 
+    def list_objects(self, version: int) -> list[str]:
+        """Return the names of all entries and checkpoints up to a version, from the root. With them a reader loads it.
+
+        Raises FileNotFoundError: its own entry is gone.
+        """
+        names = [
+            name
+            for name in self._names()
+            if any((at := _version(kind, name)) is not None and at <= version for kind in (_ENTRY, _CHECKPOINT))
+        ]
+        if self._entry(version) not in (listed := [f"{self._folder}/{name}" for name in names]):
+            raise FileNotFoundError(self._entry(version))
+        return listed
+
     def put_entry(self, version: int, body: bytes) -> str:
         """Put the entry of this version durably if its name is free, and return its identity.
 

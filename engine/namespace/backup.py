@@ -1,0 +1,372 @@
+"""Copies of a namespace as of one step, taken while it is used.
+
+A backup is a manifest: it names the tables' logs up to some version, the files that these versions have, the steps
+after the watermark that they hold, and the files that these steps name. A leader that starts on a restored copy finds
+what it would have found after a crash at that step.
+
+Invariant: an object of a backup never changes, and the manifest is put last. So a backup that is killed changes none of
+those before, and the next one goes on with what it has copied. Data files have random names, and are stored under
+these. Another history of the same namespace, after a restore, may have other steps and log entries under the same
+names. So these are stored under their content's hash, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+
+from lakemq.tables.specs.journal import JOURNAL, WATERMARKS
+from lakemq.tables.specs.messages import FINAL_MESSAGES
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.storage.coordination.step_objects import StepsGone, list_steps, step_name
+from lakemq.tables.storage.delta.delta_log import DeltaLog, log_folder
+from lakemq.tables.storage.delta.store import NotATable, name_file
+from lakemq.tables.storage.object_stores.files import Files, open_files
+
+from ..protocol.codec.steps import decode_head, decode_step_object
+from ..protocol.errors import InvalidRequest, NamespaceError, NewerFormat, StorageError, TableDamaged
+from ..protocol.values.log import FilesAdded
+from .data_file import file_name
+from .namespace import Namespace
+from .step_reader import take_snapshot
+
+FORMAT = 1
+MANIFESTS = "manifests"
+_MANIFEST = re.compile(r"manifests/(\d{20})\.json")
+_ROUNDS = 10
+"""How often a backup begins anew because objects were merged away while it copied. Each round copies what is new."""
+_COPIES = 8
+"""Objects that are copied at a time."""
+_PIECE_BYTES = 8 << 20
+
+
+class StoredObject(NamedTuple):
+    """An object of a backup: its name there, its size, and its hash (XXH3, 128 bits, in hex)."""
+
+    stored_as: str
+    size_bytes: int
+    digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What belongs to a backup.
+
+    Attributes:
+        least_step: the last one that the tables hold. Later ones are in step objects.
+        step: the last one.
+        decided_at_ms: when that was decided.
+        objects: by their names in the namespace.
+    """
+
+    format_version: int
+    namespace_id: str
+    least_step: int
+    step: int
+    decided_at_ms: int
+    objects: dict[str, StoredObject]
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What a backup or a restore has done. Objects that were there already are not copied again."""
+
+    step: int
+    decided_at_ms: int
+    object_count: int
+    copied_count: int
+    copied_bytes: int
+
+
+def take_backup(namespace: Namespace, destination: Files) -> Copied:
+    """Copy the namespace as of its newest step. What an earlier backup there has is not copied again.
+
+    Publishers and sequencers go on meanwhile.
+
+    Raises:
+        InvalidRequest: the destination has backups of another namespace.
+        StorageError: objects are missing, or are removed faster than they can be copied.
+    """
+    known: dict[str, StoredObject] = {}
+    for manifest in read_manifests(destination):
+        if manifest.namespace_id != namespace.namespace_id:
+            raise InvalidRequest(
+                f"{destination.root} has backups of another namespace.",
+                found=manifest.namespace_id,
+                expected=f"backups of {namespace.namespace_id}, or an empty folder",
+            )
+        known.update(manifest.objects)
+    copier, missing = _Copier(namespace.files, destination, known), ""
+    for _ in range(_ROUNDS):
+        try:
+            return _take(namespace, copier)
+        except FileNotFoundError as error:
+            missing = str(error)
+        except StepsGone as error:
+            missing = f"steps were removed: {error}"
+        except NotATable as error:
+            raise TableDamaged(f"{error}.", expected="all tables to be there: run lakemq doctor") from error
+    raise StorageError(
+        f"The namespace could not be copied: in {_ROUNDS} attempts an object was missing each time.",
+        found=missing,
+        expected="lakemq doctor to find nothing, or larger merge.grace.ms and reader.grace.ms where the sequencer runs",
+    )
+
+
+def _take(namespace: Namespace, copier: _Copier) -> Copied:
+    """Copy one consistent set of objects. Raises FileNotFoundError, StepsGone: something was removed meanwhile."""
+    files, store = namespace.files, namespace.store
+    # The newest watermark in the copy must be one whose rows all copied tables have. So its table is opened first.
+    watermarks = store.open(WATERMARKS)
+    snapshot = take_snapshot(store)
+    handles = {**snapshot.handles, WATERMARKS.name: watermarks}
+    first = watermarks.last_step()
+    if max(handle.floor() for handle in handles.values()) > first:
+        raise StepsGone(f"tables were merged beyond step {first}")
+    last = max(list_steps(files), default=0)
+    steps = {step_name(number): files.get(step_name(number)) for number in range(first, last + 1)}
+    small = {name: copier.copy_small(name, body) for name, body in steps.items()}
+    # Rows of the open tables come after the steps: what these have drained must not seem new there.
+    handles |= {spec.name: store.open(spec) for spec in TABLES if spec.is_open_to_writers}
+    names = [name_file(handle.spec, file) for handle in handles.values() for file in handle.files()]
+    names += _name_files_of_steps(steps.values())
+    waiting = [name for folder in files.folders(FINAL_MESSAGES.name) for name in files.list(folder)]
+    large = copier.copy_large(names, [name for name in waiting if name.endswith(".parquet")])
+    logs = ((DeltaLog(files, handle.spec.name), handle.version) for handle in handles.values())
+    entries = [name for log, version in logs for name in log.list_objects(version)]
+    small |= dict(zip(entries, copier.run(copier.read_small, entries), strict=True))
+    head = decode_head(steps[step_name(last)])
+    least = max(handle.last_step() for handle in handles.values())
+    manifest = Manifest(FORMAT, namespace.namespace_id, least, last, head.decided_at_ms, small | large)
+    if least > last:
+        raise StepsGone(f"the tables hold step {least}, and the last step is {last}")
+    copier.destination.put(f"{MANIFESTS}/{last:020d}.json", msgspec.json.encode(manifest))
+    return copier.report(manifest)
+
+
+def _name_files_of_steps(bodies: Iterable[bytes]) -> list[str]:
+    """Return the names of the data files that steps name. Rows without a file yet are in the steps themselves."""
+    records = (entry.record for body in bodies for entry in decode_step_object(body)[1].entries)
+    return [file_name(file.file_id) for record in records if isinstance(record, FilesAdded) for file in record.files]
+
+
+class _Copier:
+    """Copies objects from a namespace to a backup, and counts them."""
+
+    def __init__(self, source: Files, destination: Files, known: dict[str, StoredObject]) -> None:
+        """known: objects that the backup has, by their names in the namespace. More come."""
+        self._source, self.destination, self._known = source, destination, known
+        self._stored = {stored.stored_as for stored in known.values()}
+        self._copied_count = self._copied_bytes = 0
+
+    def run(self, copy: Callable[[str], StoredObject], names: Iterable[str]) -> list[StoredObject]:
+        """Copy objects, several at a time."""
+        with ThreadPoolExecutor(_COPIES, thread_name_prefix="lakemq-backup") as pool:
+            return list(pool.map(copy, names))
+
+    def read_small(self, name: str) -> StoredObject:
+        """Copy an object whose name other objects may have had. Raises FileNotFoundError."""
+        return self.copy_small(name, self._source.get(name))
+
+    def copy_small(self, name: str, body: bytes) -> StoredObject:
+        """Put the content of such an object, unless it is there."""
+        digest = xxhash.xxh3_128_hexdigest(body)
+        stored = StoredObject(f"{name}.{digest}", len(body), digest)
+        if stored.stored_as not in self._stored:
+            try:
+                self.destination.put(stored.stored_as, body)
+                self._count(stored)
+            except FileExistsError:
+                check_object(self.destination, stored)
+            self._stored.add(stored.stored_as)
+        return stored
+
+    def copy_large(self, names: Iterable[str], waiting: Iterable[str]) -> dict[str, StoredObject]:
+        """Copy data files that are not there yet. waiting: those that may be removed meanwhile, if nothing names them.
+
+        Raises FileNotFoundError.
+        """
+        required = set(names)
+        new = [name for name in sorted(required.union(waiting)) if name not in self._known]
+
+        def copy(name: str) -> StoredObject | None:
+            try:
+                return self._copy_file(name)
+            except FileNotFoundError:
+                if name in required:
+                    raise
+                return None
+
+        with ThreadPoolExecutor(_COPIES, thread_name_prefix="lakemq-backup") as pool:
+            for name, stored in zip(new, pool.map(copy, new), strict=True):
+                if stored is not None:
+                    self._known[name] = stored
+        return {name: self._known[name] for name in required.union(waiting) if name in self._known}
+
+    def _copy_file(self, name: str) -> StoredObject:
+        stored = StoredObject(name, *copy_object(self._source, name, self.destination, name))
+        self._count(stored)
+        return stored
+
+    def _count(self, stored: StoredObject) -> None:
+        self._copied_count += 1
+        self._copied_bytes += stored.size_bytes
+
+    def report(self, manifest: Manifest) -> Copied:
+        counts = len(manifest.objects), self._copied_count, self._copied_bytes
+        return Copied(manifest.step, manifest.decided_at_ms, *counts)
+
+
+def copy_object(source: Files, name: str, target: Files, as_name: str) -> tuple[int, str]:
+    """Copy an object in pieces. Return its size and hash. One that is there already must be the same.
+
+    Raises FileNotFoundError: it is gone. TableDamaged: another object has its name.
+    """
+    size, digest = 0, xxhash.xxh3_128()
+    try:
+        with source.open_input(name) as reader, target.open_output(as_name) as writer:
+            while piece := reader.read(_PIECE_BYTES):
+                digest.update(piece)
+                size += len(piece)
+                writer.write(piece)
+    except FileExistsError:
+        size, found = _read_digest(source, name)
+        check_object(target, StoredObject(as_name, size, found))
+        return size, found
+    return size, digest.hexdigest()
+
+
+def _read_digest(files: Files, name: str) -> tuple[int, str]:
+    size, digest = 0, xxhash.xxh3_128()
+    with files.open_input(name) as reader:
+        while piece := reader.read(_PIECE_BYTES):
+            digest.update(piece)
+            size += len(piece)
+    return size, digest.hexdigest()
+
+
+def check_object(files: Files, expected: StoredObject) -> None:
+    """Read an object, and check that it is as it was copied. Raises TableDamaged."""
+    try:
+        found = StoredObject(expected.stored_as, *_read_digest(files, expected.stored_as))
+    except FileNotFoundError:
+        raise TableDamaged(f"{expected.stored_as} is missing in {files.root}.", expected="a whole copy") from None
+    if found != expected:
+        raise TableDamaged(
+            f"{expected.stored_as} in {files.root} is not as it was copied.",
+            found=f"{found.size_bytes} bytes with hash {found.digest}",
+            expected=f"{expected.size_bytes} bytes with hash {expected.digest}",
+        )
+
+
+def read_manifests(files: Files) -> list[Manifest]:
+    """Return the backups in a folder, the newest first. Raises NewerFormat, TableDamaged."""
+    names = [name for name in files.list(MANIFESTS) if _MANIFEST.fullmatch(name)]
+    return [_read_manifest(files, name) for name in reversed(names)]
+
+
+def _read_manifest(files: Files, name: str) -> Manifest:
+    try:
+        manifest = msgspec.json.decode(files.get(name), type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise TableDamaged(f"{name} in {files.root} cannot be read: {error}.", expected="a manifest") from error
+    if manifest.format_version != FORMAT:
+        raise NewerFormat(
+            f"Another version of LakeMQ wrote {name}.", found=str(manifest.format_version), expected=str(FORMAT)
+        )
+    return manifest
+
+
+def verify_backups(files: Files) -> int:
+    """Read all objects of all backups, and return how many there are. Raises TableDamaged: one is not as copied."""
+    objects = {stored for manifest in read_manifests(files) for stored in manifest.objects.values()}
+    with ThreadPoolExecutor(_COPIES, thread_name_prefix="lakemq-backup") as pool:
+        list(pool.map(lambda stored: check_object(files, stored), objects))
+    return len(objects)
+
+
+# Restoring.
+
+
+def restore_backup(source: Files, path: str, options: Mapping[str, str], until: int | datetime | None) -> Copied:
+    """Make a namespace from the newest backup, or from the newest one that has a step or the time of one.
+
+    It may be repeated if it was killed. The journal's log comes last, so a namespace that can be opened is whole.
+
+    Args:
+        path: of the new namespace: an empty folder, or one that is not there.
+        options: of its store.
+        until: the last step, or the time of the last one. None: all that the backup has.
+
+    Raises:
+        InvalidRequest: no backup has this step or time.
+        NamespaceError: a namespace is there.
+        TableDamaged: an object of the backup is missing, or not as it was copied.
+    """
+    target = open_files(path, options)
+    manifest, last, decided_at_ms = _choose(source, until)
+    later = {step_name(step) for step in range(last + 1, manifest.step + 1)}
+    objects = {name: stored for name, stored in manifest.objects.items() if name not in later}
+    journal = sorted((name for name in objects if name.startswith(f"{log_folder(JOURNAL.name)}/")), reverse=True)
+    written = set(target.list(log_folder(JOURNAL.name)))
+    if written and (journal[-1] in written or not written <= set(journal)):
+        raise NamespaceError(f"{path} is a namespace already.", expected="an empty folder, or none")
+    copied: list[int] = []
+
+    def copy(name: str) -> None:
+        stored = objects[name]
+        try:
+            size, digest = copy_object(source, stored.stored_as, target, name)
+        except FileNotFoundError:
+            raise TableDamaged(f"{stored.stored_as} is missing in {source.root}.", expected="a whole copy") from None
+        if (size, digest) != stored[1:]:
+            raise TableDamaged(
+                f"{stored.stored_as} in {source.root} is not as it was copied.",
+                found=f"{size} bytes with hash {digest}",
+                expected=f"{stored.size_bytes} bytes with hash {stored.digest}",
+            )
+        copied.append(size)
+
+    with ThreadPoolExecutor(_COPIES, thread_name_prefix="lakemq-restore") as pool:
+        list(pool.map(copy, objects.keys() - set(journal)))
+    for name in journal:
+        copy(name)
+    return Copied(last, decided_at_ms, len(objects), len(copied), sum(copied))
+
+
+def _choose(source: Files, until: int | datetime | None) -> tuple[Manifest, int, int]:
+    """Return a backup, the last of its steps that is wanted, and when that was decided."""
+    manifests = read_manifests(source)
+    if not manifests:
+        raise InvalidRequest(f"{source.root} has no backup.", expected="a folder that lakemq backup has written")
+    for manifest in manifests:
+        if until is None:
+            return manifest, manifest.step, manifest.decided_at_ms
+        if isinstance(until, int) and manifest.least_step <= until <= manifest.step:
+            return manifest, until, _read_time(source, manifest, until)
+        if isinstance(until, datetime):
+            until_ms = int(until.timestamp() * 1000)
+            steps = range(manifest.step, manifest.least_step - 1, -1)
+            times = ((step, _read_time(source, manifest, step)) for step in steps)
+            for step, decided_at_ms in times:
+                if decided_at_ms <= until_ms:
+                    return manifest, step, decided_at_ms
+    ranges = ", ".join(f"{manifest.least_step} to {manifest.step}" for manifest in manifests[:5])
+    raise InvalidRequest(
+        f"No backup in {source.root} ends at this step or time.",
+        found=str(until),
+        expected=f"one of steps {ranges}" + (", and older ones" if len(manifests) > 5 else ""),
+    )
+
+
+def _read_time(source: Files, manifest: Manifest, step: int) -> int:
+    """Return when a step was decided. Raises TableDamaged."""
+    stored = manifest.objects[step_name(step)]
+    check_object(source, stored)
+    return decode_head(source.get(stored.stored_as)).decided_at_ms
