@@ -127,15 +127,6 @@ def test_create_if_not_exists_accepts_an_existing_topic(lake: Lakemq, mq: Connec
     lake("topics", "create", "twice", "--partitions", "3", "--if-not-exists", code=1)
 
 
-def test_deleted_records_are_not_fetched(lake: Lakemq, mq: Connection) -> None:
-    mq.topics.create("trimmed")
-    lake("publish", "--topic", "trimmed", "--format", "lines", stdin=b"a\nb\nc\n")
-    lake("topics", "delete-records", "trimmed", "--before", "0=2", "--yes")
-    assert [(m["offset"], m["value"]) for m in fetched(mq, "trimmed")] == [(2, "c")]
-    lake("topics", "delete-records", "trimmed", "--before", "0=latest", "--yes")
-    assert fetched(mq, "trimmed") == []
-
-
 # -- publish --------------------------------------------------------------------------------------------
 
 
@@ -321,13 +312,6 @@ def test_fetch_of_a_range(lake: Lakemq, ten: str) -> None:
         assert all(m["value"] == str(m["offset"]) for m in messages)
 
 
-def test_tail_shows_the_last_of_each_partition(lake: Lakemq, ten: str) -> None:
-    found = objects(lake("tail", ten, "-n", "2", "--output", "json"))
-    assert [(m["partition"], m["offset"]) for m in found] == [(0, 3), (0, 4), (1, 3), (1, 4)]
-    found = objects(lake("tail", ten, "--from", "4", "--output", "json"))
-    assert [(m["partition"], m["offset"]) for m in found] == [(0, 4), (1, 4)]
-
-
 def test_tables_show_what_a_terminal_would_obey_escaped(lake: Lakemq, mq: Connection) -> None:
     mq.topics.create("escape")
     lake("publish", "--topic", "escape", "--format", "lines", stdin=b"\x1b[31mred\x07[bold]x[/bold]\n\xff\n")
@@ -354,24 +338,9 @@ def test_control_characters_of_a_message_do_not_reach_a_terminal(
 # -- the command itself ---------------------------------------------------------------------------------
 
 
-def test_global_options_may_stand_anywhere() -> None:
-    given = ["topics", "list", "--output", "json", "--path=p", "--", "--conf", "x"]
-    assert move_global_options_first(given) == ["--output", "json", "--path=p", "topics", "list", "--", "--conf", "x"]
-    assert move_global_options_first(["fetch", "--output"]) == ["--output", "fetch"]
-
-
 def test_the_path_may_come_from_the_environment(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKEMQ_PATH", mq.namespace.path)
     assert "first" in [t["topic"] for t in objects(run(None, "topics", "list", "--output", "json"))]
-
-
-@pytest.mark.extended
-def test_step_is_refused_while_another_sequencer_leads(lake: Lakemq) -> None:
-    """It says first for whom it waits, and how long, unless that is short."""
-    waiting, refused = lake("step", code=4).stderr.splitlines()
-    assert ", which leads: until that decides or" in waiting
-    assert refused.startswith("NOT_LEADER: Another sequencer leads.")
-    assert lake("step", "--until-idle", "--wait-ms", "1", code=4).stderr.startswith("NOT_LEADER: ")
 
 
 # -- A command starts quickly: it loads nothing heavy that it has no use for -----------------------------

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,14 +39,6 @@ def test_printed_messages_are_committed(mq: Connection, lake: Lakemq, protocol: 
     assert printed(lake(*how, "--timeout-ms", "300")) == ["c"]
     assert printed(lake(*how, "--timeout-ms", "0")) == []
     assert mq.groups.describe(group).lag == 0
-
-
-@pytest.mark.extended  # a group's first rebalance waits for three seconds
-def test_consume_waits_for_the_first_rebalance_of_a_classic_group(mq: Connection, lake: Lakemq) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, ["a", "b"])
-    how = ("consume", topic, "--group", group, "--protocol", "classic", "--output", "json")
-    assert printed(lake(*how, "--timeout-ms", "0")) == ["a", "b"]
 
 
 def test_consume_joins_an_existing_group_by_its_protocol(mq: Connection, lake: Lakemq) -> None:
@@ -111,19 +102,3 @@ def test_interrupt_ends_consume_and_its_membership(alone: str) -> None:
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
             until(lambda: mq.groups.members("g") == [])
-
-
-@pytest.mark.extended
-def test_interrupt_before_the_end_exits_with_130(alone: str) -> None:
-    with lakemq.connect(alone) as mq, mq.serving():
-        holder = mq.consumer("g", topics=["t"], protocol="cooperative")
-        until(lambda: bool(holder.poll() or holder.assignment()))
-        command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", alone, "consume", "t", "--group", "g"]
-        with subprocess.Popen([*command, "--until-end"], stderr=subprocess.PIPE, text=True) as process:
-            deadline_s = time.monotonic() + 60  # a process starts slowly on a busy machine
-            while len(mq.groups.members("g")) < 2:
-                assert time.monotonic() < deadline_s
-                time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
-        assert (process.returncode, said.splitlines()[-1]) == (130, "INTERRUPTED: by SIGINT")

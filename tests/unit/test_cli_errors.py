@@ -132,12 +132,6 @@ def test_foreign_delta_table_at_the_path_is_refused_and_kept(tmp_path: Path) -> 
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_foreign_delta_table_in_place_of_the_journal_is_refused(tmp_path: Path) -> None:
-    write_deltalake(str(tmp_path / "journal"), pa.table({"a": [1]}))
-    for command in (["init"], ["topics", "list"]):
-        assert "not LakeMQ's" in refusal(tmp_path, *command)
-
-
 # -- files ----------------------------------------------------------------------------------------------
 
 
@@ -201,12 +195,6 @@ def test_broken_gzip_is_refused(mq: Connection, path: str, tmp_path: Path) -> No
         line = refusal(path, "publish", str(file), "--topic", "t")
         assert line.startswith("INVALID_RECORD: The file cannot be unpacked")
     assert mq.end_offsets("t") == ends
-
-
-def test_empty_files_publish_nothing(path: str) -> None:
-    for format in ("jsonl", "lines", "csv"):
-        result = run(path, "publish", "--topic", "t", "--format", format, "--output", "json")
-        assert (result.exit_code, result.stdout) == (0, "")
 
 
 # -- usage ----------------------------------------------------------------------------------------------

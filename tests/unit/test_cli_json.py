@@ -173,11 +173,3 @@ def test_exported_offsets_are_read_back_from_json(namespace: Path, tmp_path: Pat
     back = [*run, "--from-file", str(tmp_path / "offsets.jsonl"), "--execute", "--output", "json"]
     done = CliRunner().invoke(app, back)
     assert [(row["before"], row["after"]) for row in map(json.loads, done.stdout.splitlines())] == [(3, 2)]
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_file_of_offsets_with_broken_json_is_refused(namespace: Path, tmp_path: Path) -> None:
-    (tmp_path / "offsets.jsonl").write_text('{"topic": "orders"\n')
-    run = ["--path", str(namespace), "groups", "reset-offsets", "x", "--from-file", str(tmp_path / "offsets.jsonl")]
-    assert CliRunner().invoke(app, run).exit_code == 2

@@ -3,18 +3,12 @@
 import re
 from itertools import product
 
-import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 from unit.served import new_topic
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.producer.failures import AcknowledgedSpan, FlushReport
-from lakemq.errors import InvalidRecord
 from lakemq.jobs.cli import app
-from lakemq.jobs.commands.publish import _Sent
-from lakemq.jobs.commands.shared import rows
-from lakemq.jobs.commands.shared.fields import Columns, rows_table
 
 pytestmark = pytest.mark.slow
 
@@ -38,33 +32,6 @@ def test_fields_that_no_line_has_are_refused(mq: Connection) -> None:
     assert keys(mq, topic) == []
 
 
-def test_text_that_is_no_number_is_refused() -> None:
-    for part, digits in product(("partition", "timestamp"), ("--5", "²", "-", "9" * 5_000)):
-        with pytest.raises(InvalidRecord, match=r"Row 1: this is not a (partition|time)"):
-            rows_table(pa.table({"n": [digits], "value": ["x"]}), 1, Columns(**{part: "n"}))
-
-
-def test_a_partition_that_no_topic_can_have_is_refused() -> None:
-    with pytest.raises(InvalidRecord, match="Row 1: this is not a partition"):
-        rows_table(pa.table({"n": ["9" * 19], "value": ["x"]}), 1, Columns(partition="n"))
-
-
-def test_digits_are_a_partition() -> None:
-    made = rows_table(pa.table({"n": ["0", "-1", "2147483647"], "value": ["x"] * 3}), 1, Columns(partition="n"))
-    assert made["partition"].to_pylist() == [0, -1, 2**31 - 1]
-
-
-def test_publish_reports_the_lowest_and_highest_offset() -> None:
-    """An earlier piece may be acknowledged later, and another producer's offsets may lie between."""
-    sent = _Sent()
-    sent.add(FlushReport({("t", 0): AcknowledgedSpan(7, 9, 2)}, 1))
-    sent.add(FlushReport({("t", 0): AcknowledgedSpan(2, 4, 3)}, 1))
-    assert list(sent.records()) == [
-        {"topic": "t", "partition": 0, "first_offset": 2, "last_offset": 9, "messages": 5},
-    ]
-    assert (sent.count, sent.rejected_count) == (5, 2)
-
-
 def test_lines_without_a_field_that_others_have_are_published_and_counted(mq: Connection) -> None:
     topic = new_topic(mq)
     lines = b'{"user":"ann"}\n{"uesr":"bob"}\n{"user":null}\n{"user_base64":"eA=="}\n{}\n'
@@ -72,16 +39,6 @@ def test_lines_without_a_field_that_others_have_are_published_and_counted(mq: Co
     assert result.exit_code == 0
     assert result.stderr == "lines without a field 'user': 2; they were published without it\n"
     assert keys(mq, topic) == [b"ann", None, None, b"x", None]
-
-
-def test_lines_are_counted_over_the_whole_file(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "PIECE_ROWS", 2)
-    topic = new_topic(mq)
-    result = publish(mq, topic, "--key-column", "k", lines=b'{"k":1}\n{"k":2}\n{}\n{}\n{}\n')
-    assert (result.exit_code, result.stderr) == (
-        0,
-        "lines without a field 'k': 3; they were published without it\n",
-    )
 
 
 def test_json_that_is_nested_too_deeply_is_refused_with_its_line(mq: Connection) -> None:

@@ -131,12 +131,6 @@ def test_any_value_is_json_and_loses_nothing(mq: Connection) -> None:
     assert run(mq, query, "csv").stdout.splitlines()[1] == ",".join(as_csv for _, _, as_csv in cases)
 
 
-@pytest.mark.extended
-def test_columns_with_equal_names_are_numbered(mq: Connection) -> None:
-    assert run(mq, "SELECT 1 AS a, 2 AS a").stdout == '{"a":1,"a_1":2}\n'
-    assert run(mq, "SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a").stdout == '{"a":1,"a_1":2,"a_1_1":3,"a_2":4}\n'
-
-
 def test_statements_may_come_from_stdin(mq: Connection) -> None:
     assert run(mq, "-", stdin=b"CREATE TEMP TABLE x AS SELECT 7 AS n; SELECT n FROM x;").stdout == '{"n":7}\n'
 
@@ -237,19 +231,6 @@ def test_sql_warns_of_steps_that_are_not_projected(unprojected: Path) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
 
 
-@pytest.mark.extended
-def test_sql_that_waits_projects_by_itself(unprojected: Path) -> None:
-    command = ["--path", str(unprojected), "--output", "json", "sql", "SELECT count(*) AS n FROM log"]
-    done = CliRunner().invoke(app, [*command, "--wait", "0"])
-    assert done.exit_code == 1, done.output
-    assert "REQUEST_TIMED_OUT" in done.stderr
-    done = CliRunner().invoke(app, [*command, "--wait", "60"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout) == {"n": 1}
-    assert "behind" not in CliRunner().invoke(app, command).stderr
-    assert CliRunner().invoke(app, [*command, "--wait", "1", "--as-of", "1"]).exit_code == 2
-
-
 def test_sql_from_python_returns_the_table_that_the_command_prints(mq: Connection) -> None:
     query = "SELECT topic, count(*), max(offset) FROM log GROUP BY topic ORDER BY topic"
     table = mq.sql(query)
@@ -264,28 +245,6 @@ def test_sql_from_python_reads_keys_and_values_as_bytes_and_times_in_utc(mq: Con
     row = mq.sql(f"SELECT {columns} FROM log WHERE topic = 'flights' ORDER BY timestamp LIMIT 1").to_pylist()[0]
     (sent,) = mq.fetch("flights").to_arrow().sort_by("timestamp").slice(0, 1).select(columns.split(", ")).to_pylist()
     assert row == sent
-
-
-def test_sql_from_python_reads_an_earlier_step_or_time(mq: Connection) -> None:
-    before = datetime(2001, 1, 1, tzinfo=UTC)
-    query = "SELECT topic, max(offset) FROM log GROUP BY topic ORDER BY topic"
-    assert mq.sql(query, as_of=mq.state().step) == mq.sql(query, as_of=datetime.now(UTC)) == mq.sql(query)
-    assert mq.sql(query, as_of=before).num_rows == mq.sql(query, as_of=before.replace(tzinfo=None)).num_rows == 0
-
-
-def test_sql_from_python_refuses_wrong_queries_with_the_reason(mq: Connection) -> None:
-    queries: dict[Any, str] = {
-        "SELEC 1": "SELEC",
-        "SELECT * FROM nothing": "nothing",
-        "SELECT * FROM read_csv('/etc/passwd')": "allow-files",
-        "SELECT CAST('x' AS INT)": "x",
-        "": "no statement",
-        "-- SELECT 1": "no statement",
-        7: "text",
-    }
-    for query, message in queries.items():
-        with pytest.raises(InvalidRequest, match=message):
-            mq.sql(query)
 
 
 @pytest.mark.extended

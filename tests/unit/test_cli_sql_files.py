@@ -105,11 +105,6 @@ def test_allow_files_permits_files(mq: Connection, tmp_path: Path) -> None:
     assert again.stdout == "v\nthere\n"
 
 
-def test_statements_without_files_need_no_option(mq: Connection) -> None:
-    query = "CREATE TABLE x AS SELECT * FROM log; SET VARIABLE n = 2; SELECT count(*) * getvariable('n') AS n FROM x"
-    assert sql(mq.namespace.path, query).stdout == "n\n2\n"
-
-
 def test_tables_are_found_whatever_the_path_looks_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd, root = tmp_path / "o'd \u00fc; d", tmp_path / "mq"
     with served(root) as connection:
@@ -134,17 +129,6 @@ def test_missing_statement_is_refused(mq: Connection) -> None:
             (line,) = result.stderr.splitlines()
             assert (result.exit_code, result.stdout) == (1, "")
             assert line.startswith("INVALID_REQUEST: There is no statement to run.")
-
-
-def test_statements_that_are_not_utf_8_are_refused(mq: Connection) -> None:
-    result = sql(mq.namespace.path, "-", stdin=b"SELECT '\xff'")
-    (line,) = result.stderr.splitlines()
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert line.startswith("INVALID_REQUEST: The statements are not UTF-8: ")
-    result = sql(mq.namespace.path, "SELECT '\udcff'")  # as a byte that is no UTF-8 comes from the command line
-    (line,) = result.stderr.splitlines()
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert line.startswith("INVALID_REQUEST: query is not valid.")
 
 
 def test_folder_for_spilled_rows_is_private_and_removed(

@@ -15,15 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
-from unit.consuming import take_messages
 from unit.served import new_name, new_topic, served, until, values
 
-import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.sequencers import Leadership
 from lakemq.jobs.cli import app
-from lakemq.jobs.commands.shared.message_format import FormatPrinter, parse_format, unescape
-from lakemq.jobs.commands.shared.printing import RateMeter
+from lakemq.jobs.commands.shared.message_format import FormatPrinter, parse_format
 from lakemq.jobs.status import read_status, take_sample, topic_rows
 from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.leader_locks import StandbySigns
@@ -55,24 +51,6 @@ def test_a_leader_is_not_named_as_its_own_standby(mq: Connection) -> None:
         for name in (leader, "spare-2-cd"):
             signs.forget(name)
     assert read_json(mq.namespace.path)["standbys"] == []
-
-
-def test_leader_is_silent_after_its_lease() -> None:
-    leadership = Leadership(
-        leader="a",
-        epoch=1,
-        lease_ms=10_000,
-        has_died=False,
-        step=7,
-        put_ms=0,
-        silent_ms=11_999,
-        standbys=(),
-        lines=(),
-        missing_lines=(),
-    )
-    assert not leadership.is_silent
-    assert replace(leadership, silent_ms=12_001).is_silent
-    assert not replace(leadership, silent_ms=99_999, leader="").is_silent
 
 
 def test_the_page_shows_where_clients_connect_and_where_they_cannot(tmp_path: Path) -> None:
@@ -133,45 +111,6 @@ def test_rates_are_those_between_two_samples(mq: Connection) -> None:
     assert (status.in_per_s[topic], status.in_per_s[quiet]) == (15, 0)
     assert status.steps_per_s > 0
     assert topic_rows(status)[0]["topic"] == topic, "the busiest topic comes first"
-
-
-_LEAD_AND_DIE = """
-import os, signal, sys
-import lakemq
-mq = lakemq.connect(sys.argv[1], create=True)
-assert mq.sequencer().try_lead()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.extended
-def test_a_leader_that_was_killed_is_a_finding(tmp_path: Path) -> None:
-    path = str(tmp_path / "mq")
-    subprocess.run([sys.executable, "-c", _LEAD_AND_DIE, path], check=False)
-    record = read_json(path)
-    assert (record["topics"], record["groups"], record["open_transactions"]) == ([], [], [])
-    assert (record["leader_has_died"], record["steps_per_s"]) == (True, 0)
-    assert [finding["check"] for finding in record["findings"]] == ["sequencer"]
-    assert "has died without handing over its lease" in run(path, "status").stdout
-
-
-@pytest.mark.extended
-def test_dead_letters_that_cannot_be_read_are_unknown(tmp_path: Path) -> None:
-    with lakemq.connect(tmp_path / "mq", create=True) as mq, mq.serving():
-        mq.topics.create("mails")
-        mq.publish("mails", pa.table({"value": ["not a mail"]}))
-        mq.groups.create("mailer", {"max.redelivery.count": 0})
-        with mq.consumer("mailer", topics=["mails"], protocol="queue", auto_offset_reset="earliest") as consumer:
-            (message,) = take_messages(consumer, 1)
-            consumer.nack(message)
-            consumer.flush()
-            until(lambda: bool(mq.dead_letters.counts()))
-    path = str(tmp_path / "mq")
-    assert [row["messages"] for row in read_json(path)["dead_letters"]] == [1]
-    for file in (tmp_path / "mq/segments").glob("*.parquet"):
-        file.unlink()
-    assert read_json(path)["dead_letters"] is None
-    assert "Dead letters: unknown" in run(path, "status").stdout
 
 
 def test_the_live_page_is_refreshed_until_interrupted(mq: Connection) -> None:
@@ -235,13 +174,6 @@ def test_bench_produce_publishes_its_messages(mq: Connection) -> None:
     assert latencies == sorted(latencies)
 
 
-def test_bench_produce_keeps_its_rate(mq: Connection) -> None:
-    topic = new_topic(mq)
-    made = figures(run_bench(mq, "produce", topic, "--messages", "50", "--rate", "100", "--config", "linger_ms=0"))
-    # The last of 50 messages is due after 490 ms; a busy machine may take longer, but never less.
-    assert made["seconds"] >= 0.49
-
-
 def test_bench_produce_sends_lines_of_a_file(mq: Connection, tmp_path: Path) -> None:
     topic, file = new_topic(mq), tmp_path / "payloads.txt"
     file.write_text("one\n\ntwo\n")
@@ -262,30 +194,6 @@ def test_bench_consume_deletes_its_own_group_after_reading_all(mq: Connection) -
     assert 0 < read["join_ms"] <= read["seconds"] * 1000
     assert read["poll_p50_ms"] <= read["poll_max_ms"]
     assert set(mq.groups.list()) == groups
-
-
-def test_bench_consume_keeps_a_named_group(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("bench")
-    figures(run_bench(mq, "produce", topic, "--messages", "30"))
-    read = ("consume", topic, "--group", group, "--protocol", "queue")
-    assert figures(run_bench(mq, *read, "--messages", "30"))["messages"] == 30
-    again = run_bench(mq, *read, "--messages", "5", "--timeout-ms", "200")
-    assert figures(again)["messages"] == 0
-    assert "messages that did not come within 200 ms: 5" in again.stderr
-    assert group in mq.groups.list()
-
-
-def test_the_rate_is_that_of_the_last_seconds() -> None:
-    now_s = [0.0]
-    meter = RateMeter(lambda: now_s[0])
-    assert meter.per_second() == 0
-    for second in range(1, 21):
-        now_s[0] = float(second)
-        meter.add(1000 if second >= 10 else 100 * second)
-    assert meter.per_second() == 0, "nothing has come for ten seconds"
-    now_s[0] = 21.0
-    meter.add(1600)
-    assert meter.per_second() == pytest.approx(100, rel=0.25)
 
 
 # -- Format strings and separators of `fetch`, `tail`, `consume` and `publish`, as in kcat ---------------
@@ -341,12 +249,6 @@ def test_a_terminal_gets_no_control_characters_of_messages() -> None:
     assert render("%s", row) == NOT_UTF8
     assert b"\x1b" not in render("%s", row, escape=True)
     assert render(r"%s\n", (*ROW[:5], "ä\x1b".encode(), None), escape=True) == "ä\\x1b\n".encode()
-
-
-def test_escapes() -> None:
-    assert unescape(r"a\tb\x00\0") == b"a\tb\0\0"
-    with pytest.raises(ValueError, match="expected"):
-        unescape(r"\z")
 
 
 def test_bytes_come_out_as_they_went_in(mq: Connection) -> None:

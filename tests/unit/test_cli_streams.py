@@ -81,9 +81,3 @@ def test_command_that_waits_ends_with_its_reader(at: tuple[str, str], arguments:
     done = shell(f'"$@" | {reader}; exit ${{PIPESTATUS[0]}}', "--path", path, *named)
     assert (done.returncode, done.stderr) == (141, "")
     assert done.stdout.count("\n") == (reader == "head -1")
-
-
-def test_notes_for_a_closed_stderr_do_not_reach_stdout(at: tuple[str, str]) -> None:
-    arguments = ["--path", at[0], "groups", "reset-offsets", "g", "--topic", at[1], "--to-latest", "--export"]
-    done = shell('"$@" 2>&-', *arguments)
-    assert (done.returncode, done.stdout) == (0, f"{at[1]},0,1\n")

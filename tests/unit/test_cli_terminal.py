@@ -98,17 +98,6 @@ def test_answer_yes_deletes(mq: Connection) -> None:
     assert "doomed" not in [topic.topic for topic in mq.topics.list()]
 
 
-def test_missing_topics_are_refused_without_a_question(mq: Connection) -> None:
-    for command in (
-        ["topics", "delete", "nosuch"],
-        ["topics", "delete-records", "nosuch", "--before", "0=1"],
-        ["delayed", "purge", "nosuch"],
-    ):
-        done = CliRunner().invoke(app, ["--path", mq.namespace.path, *command])
-        assert done.exit_code == 1
-        assert done.stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION")
-
-
 @pytest.mark.extended
 def test_progress_is_shown_at_a_terminal_alone(mq: Connection, tmp_path: Path) -> None:
     mq.topics.create("counted")
@@ -181,21 +170,3 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     }
     as_the_page_says = 'eval "$(_LAKEMQ_COMPLETE=source_bash lakemq)"'
     assert completed(command_on_path(tmp_path), as_the_page_says, [*expected]) == [*expected.values()]
-
-
-_ACTIVITY = """
-import sys, time
-from lakemq.jobs.commands.shared.printing import show_activity
-with show_activity("counting") as tell:
-    tell("counting keys")
-    time.sleep(float(sys.argv[1]))
-"""
-
-
-def test_an_activity_is_shown_once_two_seconds_have_passed() -> None:
-    for seconds, is_shown in (("0.3", False), ("3", True)):
-        code, stdout, shown = run_at_a_terminal([sys.executable, "-c", _ACTIVITY, seconds])
-        assert (code, stdout) == (0, b"")
-        assert ("counting keys" in shown) is is_shown
-    done = subprocess.run([sys.executable, "-c", _ACTIVITY, "2.5"], capture_output=True, check=True)
-    assert done.stderr == b""
