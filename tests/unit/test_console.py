@@ -204,38 +204,10 @@ def test_delayed_messages_are_counted_per_minute(busy: BusyNamespace, browser: B
     assert row[:3] == [ORDERS, str(read_sql(busy, "SELECT partition FROM pending_delayed_rows")[0]["partition"]), "d"]
 
 
-@pytest.mark.extended
-def test_delayed_page_counts_what_is_due_until_an_hour_from_now(busy: BusyNamespace, browser: Browser) -> None:
-    """The last minute of the hour is one of which only a part has begun."""
-    receipt = busy.mq.delayed.schedule(ORDERS, "late", delay_ms=3_595_000)
-    try:
-        busy.mq.sql("SELECT 1", wait_ms=30_000)
-        texts = notices(browser.get("/delayed"))
-        assert any(text.startswith("2 messages are due within the next hour, or overdue") for text in texts), texts
-    finally:
-        busy.mq.delayed.cancel(receipt)
-        busy.mq.sql("SELECT 1", wait_ms=30_000)
-
-
-@pytest.mark.extended
-def test_delayed_page_reads_files_within_the_limits_of_a_query(busy: BusyNamespace) -> None:
-    with open_browser(busy.mq, query_timeout_s=0.0) as hasty:
-        page = hasty.get("/delayed")
-    assert table_rows(page, "Topics")[0][0] == ORDERS
-    assert "The query was stopped after 0 s" in " ".join(notices(page))
-
-
 def test_an_open_transaction_is_shown_with_what_it_holds_up(browser: Browser) -> None:
     (row,) = table_rows(browser.get("/transactions", state="Ongoing"), "Transactional ids")
     assert (row[0], row[1], row[5]) == ("shipper", "Ongoing", "shipped-0")
     assert table_rows(browser.get("/transactions", state="CompleteAbort"), "Transactional ids") == []
-
-
-@pytest.mark.extended
-def test_sql_answers_as_mq_sql_does(busy: BusyNamespace, browser: Browser) -> None:
-    query = "SELECT topic, count(*) AS messages FROM log_committed GROUP BY topic ORDER BY topic"
-    rows = table_rows(browser.submit(browser.get("/sql"), "/sql", text=query), "Result")
-    assert rows == [[row["topic"], str(row["messages"])] for row in read_sql(busy, query)]
 
 
 def test_sql_reads_only_and_only_tables(browser: Browser) -> None:
@@ -279,13 +251,6 @@ def test_a_query_that_takes_too_long_is_stopped(busy: BusyNamespace) -> None:
     assert "stopped after 0.3 s" in notices(page)[0]
 
 
-@pytest.mark.extended
-def test_a_long_result_is_cut(browser: Browser) -> None:
-    page = browser.submit(browser.get("/sql"), "/sql", text="SELECT * FROM range(5000)")
-    assert len(table_rows(page, "Result")) == 1_000
-    assert "The result has more rows. The first 1,000 are shown." in notices(page)
-
-
 def test_doctor_page_examines_when_its_form_is_sent(browser: Browser) -> None:
     checks = table_rows(browser.submit(browser.get("/doctor"), "/doctor"), "Checks")
     assert {"sequencer", "mailbox", "data files"} <= {row[0] for row in checks if row[1] == "ok"}
@@ -320,11 +285,6 @@ def test_inputs_that_a_page_does_not_take_are_refused(browser: Browser) -> None:
         page = browser.get(path, 400, **{**PLACES.get(path, {}), "since": "02:10"})
         expected = ", ".join(PAGES[path].inputs) or "none"
         assert f"There is no input 'since' here. Expected: {expected}." in " ".join(notices(page)), path
-
-
-def test_a_form_with_an_input_that_its_page_does_not_take_is_refused(browser: Browser) -> None:
-    page = browser.submit(browser.get("/doctor"), "/doctor", 400, since="02:10")
-    assert any("There is no input 'since' here. Expected: none." in text for text in notices(page))
 
 
 def test_a_page_refreshes_only_as_often_as_offered(browser: Browser) -> None:

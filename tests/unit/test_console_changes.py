@@ -94,11 +94,6 @@ def test_forms_of_other_sites_are_refused(busy: BusyNamespace, browser: Browser)
     assert read_changeable(busy) == before
 
 
-def test_an_input_that_a_change_does_not_take_is_refused(browser: Browser) -> None:
-    page = browser.get("/change/alter-topic", 400, **INPUTS["alter-topic"], since="02:10")
-    assert any("There is no input 'since' here." in text for text in notices(page))
-
-
 def test_settings_change_after_the_confirmation(busy: BusyNamespace, browser: Browser) -> None:
     page = browser.get("/change/alter-topic", **INPUTS["alter-topic"])
     assert table_rows(page, "Change") == [["retention.ms", "604800000", "1234567"]]

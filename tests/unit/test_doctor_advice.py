@@ -26,7 +26,6 @@ from lakemq.errors import NamespaceError, TableDamaged
 from lakemq.jobs.cli import app
 from lakemq.jobs.doctor.examination import examine
 from lakemq.jobs.doctor.namespace import Finding
-from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up"), pytest.mark.extended]
 
@@ -159,20 +158,6 @@ def test_a_table_that_is_missing_is_restored(healthy: Path, path: Path, table: s
     assert "init" not in finding.mend
     assert "backup" in finding.mend
     shutil.copytree(healthy / table, path / table)
-    assert not find_problems(path)
-
-
-@pytest.mark.parametrize("table", ["journal", "groups"])
-def test_a_newer_table_needs_a_newer_version(path: Path, table: str) -> None:
-    entry = path / table / "_delta_log/00000000000000000000.json"
-    content = entry.read_text()
-    entry.write_text(content.replace(f'"{VERSION_PROPERTY}":"{SCHEMA_VERSION}"', f'"{VERSION_PROPERTY}":"9"'))
-    finding = find_problems(path)["namespace"]
-    assert "init" not in finding.mend
-    assert "version" in finding.mend
-    assert "schema version 9" in finding.found
-    assert finding.found.startswith("NEWER_FORMAT: ") == (table == "journal")
-    entry.write_text(content)
     assert not find_problems(path)
 
 

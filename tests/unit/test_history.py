@@ -1,6 +1,5 @@
 """`lakemq report`: its figures agree with the namespace, and the page needs no network."""
 
-import dataclasses
 import json
 import os
 import sys
@@ -83,17 +82,6 @@ def test_rates_add_up_to_what_is_in_the_log(history: History) -> None:
     assert total(history, history.steps) == pytest.approx(history.step_count)
     assert history.step_count >= 10
     assert total(history, history.consumed["queue"]) == pytest.approx(3 * MESSAGES // 2)
-
-
-def test_mean_rate_covers_the_time_that_the_journal_has(history: History) -> None:
-    """The namespace is younger than the ten minutes that were asked for."""
-    timeline, began_ms = history.timeline, history.journal_since_ms
-    assert began_ms is not None
-    known_s = timeline.bucket_ms / 1000 * int((timeline.ends_ms > began_ms).sum())
-    assert known_s < 300
-    assert history.mean_rate(history.appended["orders"]) == pytest.approx(2 * MESSAGES / known_s)
-    nothing = dataclasses.replace(history, journal_since_ms=timeline.until_ms + 1)
-    assert nothing.mean_rate(history.appended["orders"]) == 0
 
 
 def test_lag_ends_with_that_of_the_groups(mq: Connection, history: History) -> None:
@@ -201,31 +189,6 @@ def test_consumption_is_the_difference_of_commits_and_the_sum_of_acknowledgement
         (6, "messages_settled", {"parts": [[7, 0, "pending", [[0, 5]]]], "transactional_id": "pending"}),
         (7, "offsets_committed", {"offsets": [["t", 1, 8, None, 1, 5]], "transactional_id": None}),
     ) == [(1, None), (2, 15), (2, None), (3, -20), (4, 7), (7, 3)]
-
-
-def test_deletion_takes_what_a_group_had_left_and_a_commit_only_what_was_there() -> None:
-    def delete(at_ms: int, start: int) -> tuple[int, str, dict[str, object]]:
-        return at_ms, "records_deleted", {"log_starts": {"0": start}}
-
-    def commit(at_ms: int, offset: int) -> tuple[int, str, dict[str, object]]:
-        return at_ms, "offsets_committed", {"offsets": [["t", 0, offset, None, 1, 5]]}
-
-    assert read_counts(delete(1, 4), delete(2, 10), delete(3, 15), delete(4, 20)) == [
-        (1, 0, True),
-        (2, 0, True),
-        (3, 3, True),
-        (4, 5, True),
-    ], "the committed offset is 12 all the time"
-    assert read_counts(delete(1, 20)) == [(1, None, True)], "where the log started before is not known"
-    assert read_counts(delete(1, 4), commit(2, 4), delete(3, 10), commit(4, 12), delete(5, 20)) == [
-        (1, None, True),
-        (2, None),
-        (3, 6, True),
-        (4, 2),
-        (5, 8, True),
-    ]
-    assert read_counts(commit(1, 4), commit(2, 12)) == [(1, None), (2, 0)], "the log starts at 20 all the time"
-    assert read_counts(delete(1, 4), delete(2, 20), queues=("g",)) == [(1, None, True), (2, None, True)]
 
 
 def test_lag_is_computed_back_from_now() -> None:
