@@ -1,11 +1,8 @@
 """Waiting for new files in a folder: notifications wake the waiter, and without them it polls."""
 
 import os
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -76,34 +73,6 @@ def test_a_watch_may_be_closed_while_another_is_added(tmp_path: Path, monkeypatc
     third.close()
 
 
-CLOSED_BY_THE_COLLECTOR = """
-import gc, sys
-from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.folder_waiter import FolderWaiter
-from lakemq.tables.storage.object_stores import inotify
-
-class Owner:
-    def __init__(self, folder):
-        self.itself, self.waiter = self, FolderWaiter(lambda: inotify.watch(folder), SystemClock())
-        self.waiter.reset()
-
-    def __del__(self):
-        self.waiter.close()
-
-gc.set_threshold(1)
-for _ in range(2_000):
-    Owner(sys.argv[1])
-gc.collect()
-inotify.watch(sys.argv[1])
-print(sum(map(len, inotify._instance._watches.values())))
-"""
-
-
-def test_thousands_of_dropped_waiters_block_no_watch(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CLOSED_BY_THE_COLLECTOR, str(tmp_path)]
-    assert subprocess.run(command, capture_output=True, text=True, timeout=LONG_S).stdout == "1\n"
-
-
 def test_removed_folder_is_reported_and_no_longer_watched(tmp_path: Path) -> None:
     folder = tmp_path / "f"
     folder.mkdir()
@@ -120,15 +89,6 @@ def test_removed_folder_is_reported_and_no_longer_watched(tmp_path: Path) -> Non
     bell.close()
 
 
-def test_overflow_wakes_every_watch(tmp_path: Path) -> None:
-    watch = new_watch(tmp_path)
-    assert inotify._instance is not None
-    inotify._instance._notify(-1, inotify._OVERFLOW)
-    assert watch.event.is_set()
-    assert not watch.is_over
-    watch.close()
-
-
 def test_forked_child_has_its_own_watches_only(tmp_path: Path) -> None:
     watch = new_watch(tmp_path)
     child = os.fork()
@@ -140,31 +100,6 @@ def test_forked_child_has_its_own_watches_only(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert watch.event.wait(LONG_S)
     watch.close()
-
-
-NO_INSTANCE_LEFT = """
-import resource, sys
-from lakemq.tables.storage.object_stores import inotify
-used = max(int(fd) for fd in __import__("os").listdir("/proc/self/fd"))
-resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
-while True:
-    try:
-        sys.stdin.fileno(), __import__("os").dup(0)
-    except OSError:
-        break
-assert inotify.watch("/") is None
-assert inotify.watch("/") is None
-"""
-
-
-def test_no_watch_exists_if_inotify_has_no_instance_left() -> None:
-    subprocess.run([sys.executable, "-c", NO_INSTANCE_LEFT], check=True, stdin=subprocess.DEVNULL)
-
-
-def test_file_or_missing_folder_is_not_watched(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert inotify.watch(str(tmp_path / "file")) is None
-    assert inotify.watch(str(tmp_path / "none")) is None
 
 
 def test_folder_without_notifications_is_polled(tmp_path: Path) -> None:
@@ -179,20 +114,6 @@ def test_folder_without_notifications_is_polled(tmp_path: Path) -> None:
         waited.append(clock.ms - before)
         bell.note_arrival()
     assert waited == [LOOK_MS] * 3 + [7] * 2
-
-
-def test_folder_with_some_notifications_is_still_watched(tmp_path: Path) -> None:
-    clock = ManualClock()
-    bell = FolderWaiter(lambda: new_watch(tmp_path), clock)
-    for number in range(12):
-        bell.reset()
-        if number % 2:
-            (tmp_path / str(number)).touch()
-            until(lambda: bell._watch is not None and bell._watch.event.is_set())
-        bell.wait(7)
-        bell.note_arrival()
-    assert bell.has_watch
-    bell.close()
 
 
 @pytest.mark.slow
@@ -212,10 +133,3 @@ def test_an_answer_is_noticed_without_looking_for_it_again_and_again(tmp_path: P
     assert len(files.reads) <= 4
     requester.close()
     assert files.folders("replies") == []
-
-
-def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.001)

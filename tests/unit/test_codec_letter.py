@@ -22,7 +22,6 @@ from lakemq.engine.protocol.codec.letter import (
     encode_answer,
     encode_letter,
     encode_request,
-    encode_rows,
 )
 from lakemq.engine.protocol.errors import InvalidRequest, Refusal
 from lakemq.engine.protocol.projection import project
@@ -46,15 +45,6 @@ def body(values: list[bytes | None]) -> pa.Table:
 def test_a_letter_comes_out_as_it_went_in(sent_requests: list[AnyRequest], values: list[bytes | None] | None) -> None:
     letter, rows = Letter("c", 7, sent_requests, 5), None if values is None else body(values)
     assert decode_letter(letter_bytes(letter, rows)) == (letter, rows)
-
-
-def test_metadata_of_rows_does_not_travel_in_a_letter() -> None:
-    notes = {"note": "x" * 100_000}
-    rows_with_notes = body([b"a"]).replace_schema_metadata(notes)
-    _, decoded = decode_letter(letter_bytes(Letter("c", 1, [], 0), rows_with_notes))
-    assert isinstance(decoded, pa.Table)
-    assert decoded.equals(body([b"a"]))
-    assert len(encode_rows(decoded)) < 10_000 < len(encode_rows(rows_with_notes))
 
 
 FEW_ROWS = FewRows(["t"], [0], [None], [b"abc"], [5], None)
@@ -293,12 +283,6 @@ def test_a_bad_value_is_refused_by_name(request_: AnyRequest, field: str, expect
     assert refused.value.detail == f"{field} of {type(request_).__name__} cannot be sent."
     assert expected in refused.value.expected
     assert len(str(refused.value)) < 1_500
-
-
-@pytest.mark.parametrize("alien", [None, 5, "create_topic", [], object()])
-def test_object_that_is_no_request_is_refused(alien: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"cannot be sent\. Found"):
-        encode_request(alien)
 
 
 def test_integers_of_numpy_are_sent_as_integers() -> None:

@@ -59,30 +59,6 @@ def test_letters_go_on_the_line_of_a_leader_that_serves(mq: Connection, monkeypa
     assert not os.path.exists(os.path.join(mq.namespace.path, "replies", other.requester._client_id))
 
 
-@pytest.mark.slow
-def test_a_sequencer_that_only_runs_steps_is_asked_through_the_mailbox(tmp_path: Path) -> None:
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
-        asked = threading.Thread(target=lambda: mq.topics.create("t"))
-        asked.start()
-        until(lambda: bool(mq.step_until_idle()))
-        asked.join(10)
-        assert [topic.topic for topic in mq.topics.list()] == ["t"]
-        assert not (tmp_path / "mq/line").exists()
-
-
-@pytest.mark.slow
-def test_line_object_exists_only_while_its_leader_serves(tmp_path: Path) -> None:
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
-        for epoch in (1, 2):
-            with mq.serving():
-                mq.topics.create(f"t{epoch}")
-                name, socket_name = sorted(os.listdir(tmp_path / "mq/line"))
-                assert name == f"{epoch:020d}"
-                assert socket_name.startswith(name)
-                assert socket_name.endswith(".sock")
-            assert os.listdir(tmp_path / "mq/line") == []
-
-
 def test_leader_removes_line_objects_of_older_leaders_only(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     names = [line_name(1), f"{line_name(1)}-ab.sock", line_name(2), f"{line_name(2)}-ab.sock", line_name(3)]
@@ -198,14 +174,6 @@ BEHAVIOURS = {
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_line, "PATIENCE_MS", 200)
-
-
-def test_caller_gets_the_answer_that_comes_on_the_line(tmp_path: Path) -> None:
-    office = OnLine(tmp_path, answer)
-    assert [office.ask() for _ in range(3)] == [ProducerDone(9, 0)] * 3
-    assert [number for number, _ in office.letters] == [1, 2, 3]
-    assert office.desk.letters == []
-    office.close()
 
 
 @pytest.mark.usefixtures("impatient")

@@ -17,7 +17,7 @@ from unit.test_lines import Client, Leader
 import lakemq
 from lakemq.engine.client.fetch import step_waiter
 from lakemq.engine.client.fetch.fetcher import Fetcher
-from lakemq.engine.client.fetch.log_reader import REBASE_MS, Reader
+from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.client.fetch.step_waiter import StepWaiter
 from lakemq.engine.client.requests.direct_line import DirectLine, FollowLine
 from lakemq.engine.namespace.line_frames import FollowFrameKind, Frame, Hello, encode_frame, encode_number_frame
@@ -258,11 +258,6 @@ def test_polls_find_a_step_without_a_hint(
         assert [message.value for message in batch] == [b"1"]
         assert stopped is not None
         assert line._connection is None
-
-
-@pytest.mark.parametrize(("lease_ms", "look_ms"), [(1_000, 5_000), (10_000, 10_000), (30_000, 12_000)])
-def test_a_waiter_on_a_line_looks_once_in_a_lease_before_its_reader_would_load_again(lease_ms: int, look_ms: int):
-    assert step_waiter.find_line_look_ms(lease_ms) == look_ms < REBASE_MS
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 from clocks import ManualClock
 from faulty_files import FaultyFiles
 from protocol_harness import letter_bytes
-from unit.test_direct_line import letter_of, until
 from unit.test_tcp_lines import EXPIRATION_MS, SteppedLeader, stepped_leader
 
 from lakemq.engine.namespace.config import EngineConfig
@@ -32,7 +31,6 @@ from lakemq.engine.sequencer.letters.intake import (
     StepLetters,
 )
 from lakemq.engine.sequencer.letters.line_table import Line, LineLetter, LineTable
-from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
 
 GAP_MS = 10_000
@@ -116,14 +114,6 @@ def test_letters_that_wait_for_a_gap_leave_time_and_room_to_others(tmp_path: Pat
     intake = office.step()
     assert list_numbers(intake) == [("c", 1)]
     assert not intake.backlog
-
-
-def test_a_full_step_says_that_more_may_wait(tmp_path: Path) -> None:
-    office = Office(tmp_path, most=20)
-    for i in range(30):
-        office.put(f"c{i}", 1)
-    assert (office.step().backlog, office.step().backlog) == (True, False)
-    assert len(set(office.decided)) == 30
 
 
 EMPTY_HEADERS = FewRows(["t"], [0], [None], [None], [0], [[(None, None)] * 6_000])
@@ -371,11 +361,6 @@ def test_an_empty_mailbox_is_listed_every_one_to_five_seconds() -> None:
     assert count_listings(pace, clock, 60_000) == 60_000 // LONGEST_MS
 
 
-def test_without_lines_each_step_lists_the_mailbox() -> None:
-    clock = ManualClock()
-    assert count_listings(ListingPace(clock), clock, 1_000, clients=0) == 100
-
-
 def test_after_a_letter_each_step_lists_the_mailbox_for_two_seconds() -> None:
     clock = ManualClock()
     pace = ListingPace(clock)
@@ -436,18 +421,3 @@ def test_nothing_expires_in_a_step_that_has_not_listed_the_mailbox(stepped_leade
     stepped_leader.wait_for_drain()
     stepped_leader.sequencer.step()
     assert not stepped_leader.knows_client
-
-
-def test_a_letter_that_waits_in_the_mailbox_keeps_its_client(stepped_leader: SteppedLeader) -> None:
-    pace = ListingPace(stepped_leader.clock)
-    stepped_leader.sequencer._intake._listing_pace = pace
-    stepped_leader.lines.table._by_client["other"] = stepped_leader.lines.table._by_client.get("other")  # type: ignore[assignment]
-    stepped_leader.sequencer.step()
-    stepped_leader.clock.ahead_ms += EXPIRATION_MS + EXPIRY_INTERVAL_MS
-    stepped_leader.sequencer._ns.mailbox.put("c1", 2, letter_of("c1", 2, "u"), 0)
-    pace.note_listing(has_letters=False)
-    stepped_leader.sequencer.step()
-    assert stepped_leader.sequencer.state.clients["c1"].number == 1, "the mailbox was not listed"
-    until(lambda: stepped_leader.lines._drained_at_ms is not None)
-    stepped_leader.sequencer.step()
-    assert stepped_leader.sequencer.state.clients["c1"].number == 2

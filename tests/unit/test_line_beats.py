@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +12,6 @@ import pytest
 from unit.line_peers import LEASE_MS, PATIENCE_S
 from unit.served import CONFIG, new_name, new_topic, until
 from unit.test_attendance import SESSION_MS, Scene
-from unit.test_attendance_terms import needs_identity
 from unit.test_lines import ADDRESS, HELLO, Client, Leader
 
 import lakemq
@@ -180,21 +177,6 @@ def test_member_that_stops_beating_on_a_line_is_lost_after_its_session(scene: Li
     assert scene.pass_ms(1_100) == [("C2", "session")]
 
 
-def test_objects_are_not_read_while_all_beat_on_lines(scene: LineScene) -> None:
-    scene.join("C1")
-    scene.beat_on_line("C1")
-    scene.look()
-    listed: list[str] = []
-    list_files = scene.files.list
-    scene.files.list = lambda *names: listed.append(names[0]) or list_files(*names)  # type: ignore[method-assign,func-returns-value]
-    for _ in range(5):
-        scene.beat_on_line("C1")
-        assert scene.pass_ms(1_001) == []
-    assert listed == []
-    assert scene.pass_ms(1_300) == []
-    assert listed == ["beats"], "the beat is late: its process may write objects now"
-
-
 def test_a_process_that_has_changed_to_objects_lives(scene: LineScene) -> None:
     scene.join("C1")
     scene.beat_on_line("C1")
@@ -237,28 +219,6 @@ def test_next_leader_keeps_a_member_whose_beats_came_on_lines(scene: LineScene) 
     for _ in range(2 * SESSION_MS // 1_000):
         scene.beat_on_line("C1")
         assert scene.pass_ms(1_000) == []
-
-
-IDENTIFY = """
-import time
-from lakemq.engine.namespace.process import read_own_identity
-print(read_own_identity(), flush=True)
-time.sleep(600)
-"""
-
-
-@needs_identity
-def test_a_killed_process_is_noticed_although_it_wrote_no_object(scene: LineScene) -> None:
-    with subprocess.Popen([sys.executable, "-c", IDENTIFY], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        scene.join("C1", process=process.stdout.readline().strip())
-        scene.beat_on_line("C1")
-        assert scene.look() == []
-        scene.line.socket.close()
-        until(lambda: scene.lines.beats.has_lost)
-        assert scene.pass_ms(200) == [], "the process still lives"
-        process.kill()
-    assert scene.pass_ms(1_001) == [("C1", "process")]
 
 
 def test_a_closed_line_has_its_process_looked_for_soon(scene: LineScene) -> None:

@@ -8,7 +8,6 @@ import resource
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,6 @@ from lakemq.engine.namespace.line_frames import (
     Hello,
     LineAddress,
     decode_address,
-    decode_hello,
-    decode_letter_frame,
     encode_address,
     encode_frame,
     encode_hello,
@@ -153,15 +150,6 @@ def test_letters_of_a_dropped_client_are_not_taken(leader: Leader) -> None:
     leader.drain()
     assert leader.lines.table.take_letter() is None
     assert waiting.receive() is on_its_way.receive() is None
-
-
-def test_an_answer_to_a_client_that_has_gone_does_no_harm(leader: Leader) -> None:
-    client = leader.connect().greet()
-    client.send(encode_letter_frame(1, b""))
-    letter = leader.take()
-    client.socket.close()
-    until(lambda: not len(leader.lines.table))
-    leader.lines.table.answer(letter, b"too late")
 
 
 def test_a_client_that_takes_no_answer_is_left_after_a_while(leader: Leader) -> None:
@@ -295,31 +283,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_no_hindrance(tmp_path: Path) ->
     leader.lines.close()
 
 
-def test_the_umask_decides_who_may_connect(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        listener = sockets.listen_unix(str(tmp_path / "s"))
-    finally:
-        os.umask(before)
-    assert os.stat(tmp_path / "s").st_mode & 0o777 == 0o700
-    listener.close()
-
-
-def test_a_path_that_is_taken_is_refused_and_leaves_no_descriptor(tmp_path: Path) -> None:
-    (tmp_path / "s").touch()
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(OSError, match="already in use"):
-        sockets.listen_unix(str(tmp_path / "s"))
-    with pytest.raises(ConnectionRefusedError):
-        sockets.connect_unix(str(tmp_path / "s"), 1)
-    assert len(os.listdir("/proc/self/fd")) <= before
-
-
 # Frames on a line: cut anywhere they are the same, and nothing that a peer sends makes a reader hold too much.
-
-
-def test_a_letter_as_bytes() -> None:
-    assert encode_letter_frame(7, b"abc") == bytes.fromhex("0000000b 03 0000000000000007 616263")
 
 
 @pytest.mark.slow
@@ -342,18 +306,6 @@ def test_a_frame_that_is_too_large_is_refused_by_its_header() -> None:
     reader.add(struct.pack(">IB", 101, FrameKind.LETTER))
     with pytest.raises(BadFrame, match="101 bytes, expected at most 100"):
         list(reader.frames())
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_a_hello_or_refused(content: bytes) -> None:
-    with suppress(BadFrame):
-        assert isinstance(decode_hello(content), Hello)
-
-
-@pytest.mark.parametrize("content", [b"", b"1234567"])
-def test_a_letter_without_a_whole_number_is_refused(content: bytes) -> None:
-    with pytest.raises(BadFrame):
-        decode_letter_frame(content)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"namespace_id":1}', b"\xff" * 9, b'{"x":' + b"[" * 100_000])

@@ -6,7 +6,6 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from faulty_files import FaultyFiles
 from obstore.store import LocalStore
 
 from lakemq.tables.storage.coordination import mailbox as mailbox_module
@@ -185,16 +184,6 @@ def test_objects_that_are_no_letters_are_skipped_and_listed(files: Files):
     assert mailbox.list_unknown_names(2) == aliens[:2]
 
 
-def test_undeletable_letter_is_named_and_others_are_deleted(tmp_path: Path):
-    files = FaultyFiles(str(tmp_path), undeletable="stuck")
-    mailbox = Mailbox(files)
-    for client_id in ("a", "stuck", "z"):
-        mailbox.put(client_id, 1, b"", NOW_MS)
-    ((letter, error),) = mailbox.discard(mailbox.list_waiting(10))
-    assert (letter.client_id, error.strerror) == ("stuck", "Operation not permitted")
-    assert list_numbers(mailbox.list_waiting(10)) == [("stuck", 1)]
-
-
 def test_a_letter_has_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mailbox_module, "MAX_LETTER_BYTES", 10)
     mailbox = Mailbox(files)
@@ -277,16 +266,6 @@ def test_a_full_mailbox_refuses(files: Files):
     clock.now_s += 1
     mailbox.put("c", 4, b"", NOW_MS)
     assert list_numbers(mailbox.list_waiting(10)) == [("c", 2), ("c", 3), ("c", 4)]
-
-
-def test_letters_are_counted_at_most_once_a_second(tmp_path: Path):
-    clock = Clock()
-    files = CountingFiles(str(tmp_path))
-    mailbox = Mailbox(files, monotonic_s=clock)
-    for number in range(1, 41):
-        mailbox.put("c", number, b"", NOW_MS)
-        clock.now_s += 0.1
-    assert files.listings == 4
 
 
 def test_counting_takes_a_twentieth_of_the_time_at_most(tmp_path: Path):
