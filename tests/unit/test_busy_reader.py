@@ -15,7 +15,6 @@ from lakemq.engine.client import delayed_rows
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.namespace.load import read_watermark
-from lakemq.engine.protocol.errors import ReadOvertaken
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.delays import RangeKey
 from lakemq.engine.protocol.values.topics import CreateTopic
@@ -106,12 +105,3 @@ def test_ended_delays_are_read_while_the_leader_goes_on_at_each_table(mq: Connec
     assert delayed_rows.read_ended_ranges(store, HastyClock(), [RangeKey(1, 0, 0)]) == {}
     assert store.opened == 2, "watermarks and delayed, once each"
     busy.sequencer.resign()
-
-
-def test_reader_that_is_always_overtaken_raises_a_retriable_error(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch, quick_to_give_up: None
-) -> None:
-    monkeypatch.setattr(Reader, "_try_to_load", lambda reader: None)
-    with pytest.raises(ReadOvertaken) as overtaken:
-        Reader(mq.namespace.store, HastyClock()).refresh()
-    assert overtaken.value.retriable

@@ -55,18 +55,6 @@ def create_filled_topic(mq: Connection) -> tuple[str, Path]:
 # -- ids and names ---------------------------------------------------------------------------------------
 
 
-def test_id_tells_the_writer_of_a_file_and_is_its_name(project_at_once: Connection) -> None:
-    _, published = create_filled_topic(project_at_once)
-    inline = new_topic(project_at_once)
-    project_at_once.publish(inline, pa.table({"value": ["rides in its letter"]}))
-    (inline_id,) = project_at_once.fetch(inline).plan.segments["file_id"].to_pylist()
-    assert 0 <= int(published.stem, 16) < 2**61 <= inline_id < 2**62
-    written = {published.name, f"{inline_id:016x}.parquet"}
-    until(lambda: {file.name for file in published.parent.glob("*.parquet")} == written)
-    names = {file.name for file in published.parent.glob("*.parquet")}
-    assert all(len(name) == len("0123456789abcdef.parquet") for name in names)
-
-
 def test_rows_of_files_with_neighbouring_ids_do_not_mix(project_at_once: Connection) -> None:
     """Rows and segments are joined by the sum of id and partition, which is the same for some of these files."""
     mq = project_at_once
@@ -285,23 +273,6 @@ def test_a_wrong_footer_in_one_request_does_not_refuse_another(mq: Connection) -
     with pytest.raises(FileMissing, match="rewritten or damaged"):
         publish(mq, topic, wrong)
     assert mq.end_offsets(topic) == {0: 3}
-
-
-def test_a_file_that_cannot_be_read_refuses_its_own_request_only(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic, file, other = new_topic(mq), write_file(mq, 1), write_file(mq, 2)
-    opened = LocalFiles.open_input
-
-    def deny(self: LocalFiles, name: str) -> pa.NativeFile:
-        if name == file_name(file.file_id):
-            raise PermissionError(13, "Permission denied", name)
-        return opened(self, name)
-
-    monkeypatch.setattr(LocalFiles, "open_input", deny)
-    with pytest.raises(FileMissing, match="Permission denied"):
-        publish(mq, topic, file)
-    assert publish(mq, topic, other).units[0].record_count == 2
 
 
 def test_a_footer_larger_than_the_first_read_is_read_whole(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The behaviours that every kind of Files shares, then those of each kind."""
 
 import errno
-import multiprocessing
 import os
 import pickle
 import resource
@@ -118,12 +117,6 @@ def test_modified_time_comes_from_the_stores_clock(files: Files, monkeypatch: py
     assert before - coarse <= files.modified_ms("a") <= time.time_ns() // 1_000_000
 
 
-def test_modified_time_on_a_disk_has_milliseconds(disk: Files, tmp_path: Path):
-    disk.put("a", b"x")
-    os.utime(tmp_path / "root" / "a", ns=(0, 1_234_567_890_123_456_789))
-    assert disk.modified_ms("a") == 1_234_567_890_123
-
-
 # -- list and delete ------------------------------------------------------------------------------------
 
 
@@ -190,19 +183,6 @@ def test_an_output_appears_on_a_clean_exit(files: Files, tmp_path: Path):
         assert pq.read_table(source, columns=["row"]).equals(table)
 
 
-def test_an_output_may_be_empty_and_may_be_closed_by_its_writer(files: Files):
-    with files.open_output("empty"):
-        pass
-    with files.open_output("closed") as sink:
-        sink.write(b"x")
-        sink.close()
-    assert files.get("empty") == b""
-    assert files.get("closed") == b"x"
-    with files.open_input("empty") as source:
-        assert source.size() == 0
-        assert source.read() == b""
-
-
 @pytest.mark.parametrize("pieces", [1, 20])
 def test_an_output_that_fails_leaves_nothing(files: Files, tmp_path: Path, pieces: int):
 
@@ -243,16 +223,6 @@ def test_names_do_not_leave_the_root(files: Files, tmp_path: Path, name: str):
     assert (tmp_path / "x").read_bytes() == b"outside"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["a..", "a b", "ä%20", "a\\b", "x" * 200, "_delta_log", "a.b-c_d"])
-def test_odd_names_are_stored_as_they_are(files: Files, name: str):
-    if "\\" in name and files.uri("box").startswith("az:"):
-        pytest.skip("Azure takes a backslash for a slash. LakeMQ puts no such name")
-    files.put(f"box/{name}", b"x")
-    assert files.list("box") == [f"box/{name}"]
-    assert files.get(f"box/{name}") == b"x"
-
-
 # -- faults ---------------------------------------------------------------------------------------------
 
 
@@ -280,40 +250,6 @@ def test_out_of_space_leaves_nothing(disk: Files, tmp_path: Path, durable: bool)
         assert disk.list("box") == ["box/before"]
     assert list_everything(disk) == ["box/before"]
     disk.put("box/a", b"x" * 10_000)
-
-
-def test_put_into_a_read_only_store_is_refused(tmp_path: Path):
-    """The test runs as another user, because root may write anywhere."""
-    for make in DISKS.values():
-        root = tmp_path / str(len(list(tmp_path.iterdir())))
-        root.mkdir(mode=0o555)
-        with become_nobody(tmp_path):
-            for durable in (True, False):
-                with pytest.raises(PermissionError):
-                    make(str(root)).put("a", b"x", durable=durable)
-                with pytest.raises(PermissionError):
-                    make(str(root)).put("box/a", b"x", durable=durable)
-        assert list(root.iterdir()) == []
-
-
-@contextmanager
-def become_nobody(path: Path) -> Iterator[None]:
-    """Drop root's rights and become a user who owns nothing."""
-    if os.geteuid() != 0:
-        yield
-        return
-    opened = []
-    for folder in [path, *path.parents]:
-        if folder.stat().st_mode & 0o005 != 0o005:
-            opened.append((folder, folder.stat().st_mode))
-            folder.chmod(folder.stat().st_mode | 0o005)
-    os.seteuid(65_534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        for folder, mode in opened:
-            folder.chmod(mode)
 
 
 @pytest.mark.parametrize("named_temporaries", [False, True])
@@ -459,32 +395,6 @@ def test_file_gets_a_hidden_name_if_the_disk_has_no_unnamed_files(tmp_path: Path
 
 
 # -- several processes ----------------------------------------------------------------------------------
-
-
-def _put_all(root: str, mark: bytes, named_temporaries: bool, count: int) -> int:
-    files = LocalFiles(root, named_temporaries=named_temporaries)
-    won = 0
-    for i in range(count):
-        try:
-            files.put(f"box/{i:04d}", mark * 1_000, durable=False)
-        except FileExistsError:
-            continue
-        won += 1
-    return won
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-@pytest.mark.parametrize("named_temporaries", [False, True])
-def test_one_of_several_processes_gets_the_name(tmp_path: Path, named_temporaries: bool):
-    root, count = str(tmp_path / "root"), 50 if named_temporaries else 300
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        won = pool.starmap(_put_all, [(root, mark, named_temporaries, count) for mark in (b"a", b"b", b"c", b"d")])
-    files = LocalFiles(root)
-    contents = [files.get(name) for name in files.list("box")]
-    assert sum(won) == len(contents) == count
-    assert all(content == content[:1] * 1_000 for content in contents)
-    assert [contents.count(mark * 1_000) for mark in (b"a", b"b", b"c", b"d")] == won
 
 
 def test_files_travel_to_executors(files: Files):

@@ -159,30 +159,6 @@ def test_a_new_leader_removes_the_files_of_dead_ones_only(files: LocalFiles) -> 
         kill(alive)
 
 
-def test_full_disk_leaves_no_lock(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    held_before = set(leader_locks._held)
-    monkeypatch.setattr(os, "rename", full)
-    locks = LeaderLocks(files)
-    locks.hold("leader")
-    assert names(files) == []
-    assert leader_locks._held == held_before
-
-
-def test_a_lock_is_not_open_for_writing(files: LocalFiles) -> None:
-    """Otherwise the disk could not be remounted read-only while a sequencer leads."""
-    locks = LeaderLocks(files)
-    locks.hold("leader")
-    (file,) = (
-        file for file in leader_locks._held if os.path.samestat(os.fstat(file), os.stat(f"{files.root}/leaders/leader"))
-    )
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.write(file, b"x")
-    locks.release()
-
-
 # -- How full a disk is: the figures are those of the file system, and little room is a finding ----------
 
 GB = 1 << 30
@@ -215,13 +191,6 @@ def test_a_path_opens_the_local_disk(tmp_path: Path, prefix: str):
     assert files.root == f"{tmp_path}/ro ot"
     assert files.uri("a/b") == f"file://{tmp_path}/ro ot/a/b"
     assert open_files(files.uri("a/b")).root == f"{tmp_path}/ro ot/a/b"
-
-
-def test_a_relative_path_is_fixed_when_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    files = open_files("data/mq")
-    monkeypatch.chdir("/")
-    assert files.root == f"{tmp_path}/data/mq"
 
 
 @pytest.mark.parametrize(

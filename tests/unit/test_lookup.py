@@ -122,33 +122,6 @@ def test_lookup_finds_the_matching_segments_of_any_writer(
             assert list_rows(selected) == list_expected_rows([row for row in rows if row.step < step], lookup)
 
 
-def test_few_row_groups_are_read_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup_module, "_FEW_ROWS", 20)
-    store = Store(LocalFiles(str(tmp_path)))
-    store.create(SEGMENTS)
-    table = store.open(SEGMENTS)
-    rows = [
-        SegmentRow(
-            step=1, kind="data", topic_id=1, topic="t", partition=n // 500, base_offset=n % 500, record_count=1,
-            last_offset=n % 500, transactional=False, origin="publish",
-        )
-        for n in range(2000)
-    ]  # fmt: skip
-    pq.write_table(SEGMENTS.table(rows), tmp_path / SEGMENTS.name / "large.parquet", row_group_size=50)
-    table.replace_at(table.version, [NewFile("large.parquet", 1, 1, compute_statistics(SEGMENTS.table(rows)))])
-    stored, groups = StoredSegments(store), []
-    stored.move_to(table, 1)
-    read = pq.ParquetFile.read_row_groups
-
-    def note_groups(file: pq.ParquetFile, row_groups: list[int], **options: object) -> pa.Table:
-        groups.append(row_groups)
-        return read(file, row_groups, **options)
-
-    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", note_groups)
-    assert stored.find(Lookup(1, [OffsetRange(2, 120, 130)], committed=True)).num_rows == 10
-    assert groups == [[22]]
-
-
 # -- the tail -----------------------------------------------------------------------------------------------
 
 
@@ -302,30 +275,3 @@ def test_offsets_that_stay_away_are_deleted_or_damage(
     error = OffsetOutOfRange if deleted_meanwhile else TableDamaged
     with pytest.raises(error, match="deleted meanwhile" if deleted_meanwhile else "2 offsets of t are in no row"):
         follower.find_segments(topic, [OffsetRange(0, 0, 2)], committed=True)
-
-
-def test_follower_of_an_idle_namespace_reads_no_newer_watermark(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = MovableClock()
-    follower = Reader(mq.namespace.store, clock)
-    mq.publish("t", pa.table({"value": ["0"]}))
-    step = mq.state().step
-    until(lambda: log_reader.read_watermark(mq.namespace.store).step >= step)
-    follower.refresh()
-    read_watermark, watermarks = log_reader.read_watermark, list[object]()
-
-    def note_watermark(store: Any) -> Any:
-        watermarks.append(read_watermark(store))
-        return watermarks[-1]
-
-    monkeypatch.setattr(log_reader, "read_watermark", note_watermark)
-    for _ in range(6):
-        clock.ahead_ms += 2 * REBASE_MS // 3
-        follower.refresh()
-    assert not watermarks
-    mq.publish("t", pa.table({"value": ["1"]}))
-    for _ in range(2):
-        clock.ahead_ms += 2 * REBASE_MS // 3
-        follower.refresh()
-    assert len(watermarks) == 1

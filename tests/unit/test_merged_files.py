@@ -500,22 +500,3 @@ def test_file_that_unpacks_to_too_much_is_named_and_stops_no_merge_or_other_quer
 
 def read_values_from(mq: Connection, start: int) -> list[str]:
     return texts(mq.fetch("a", start=start, end=start + 1))
-
-
-@pytest.mark.extended
-def test_rows_of_a_deleted_topic_stay_behind(path: Path) -> None:
-    with connect(path, **{"checkpoint.interval": 5}) as mq:
-        for topic in ("a", "b"):
-            with lead_one_term(mq):
-                mq.topics.create(topic)
-            publish(mq, topic, topic=topic)
-        with lead_one_term(mq):
-            mq.topics.delete("b")
-        publish(mq, "more")
-        while mq.namespace.store.open(SEGMENTS).read().filter(pa.compute.field("topic") == "b").num_rows:
-            publish(mq, "and more")
-        publish(mq, "last", "very last")  # together larger than any merged file, so that file is merged again
-        lead_briefly(mq, 3)
-        rows = mq.namespace.store.open(MESSAGES).read(["value"])["value"].to_pylist()
-        assert b"b" not in rows
-        assert sorted(rows) == sorted(text.encode() for text in values(mq, "a"))
