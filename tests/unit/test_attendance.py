@@ -15,7 +15,7 @@ from lakemq.engine.client.consume.membership import HeartbeatThread, MemberOptio
 from lakemq.engine.protocol.codec.beat import MemberBeat, decode_overdue_members, encode_beat
 from lakemq.engine.protocol.values.groups import Assigned, JoinGroup, LeaveGroup
 from lakemq.engine.sequencer.attendance import Attendance, OverdueMembers
-from lakemq.tables.storage.coordination.beats import MAX_READ_BYTES, Beats, OverdueNotes
+from lakemq.tables.storage.coordination.beats import Beats, OverdueNotes
 
 SESSION_MS = 6_000
 
@@ -198,17 +198,6 @@ def test_heartbeat_thread_survives_any_error_of_a_beat(tmp_path: Path, monkeypat
     heart.add("g", "C1", 2)
     wait_for(lambda: read_beats(beats) == [("C1", 0)])
     heart.stop()
-
-
-def test_beats_of_strangers_are_bounded_and_hide_no_member(tmp_path: Path) -> None:
-    beats = Beats(FaultyFiles(str(tmp_path)))
-    for beats_id in ("aa", "bb", "dd"):
-        beats.put(beats_id, 1, bytes(MAX_READ_BYTES // 2))
-    beats.put("cc", 1, encode_beat([MemberBeat("g", "C1", 0)]))
-    newest = beats.read_newest(first={"cc"})
-    assert sum(len(body) for _, body in newest.values() if body is not None) <= MAX_READ_BYTES
-    assert newest["cc"][1] is not None
-    assert sorted(newest) == ["aa", "bb", "cc", "dd"]
 
 
 def read_beats(beats: Beats) -> list[tuple[str, int]]:

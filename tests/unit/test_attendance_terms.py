@@ -85,15 +85,6 @@ def test_sessions_begin_again_if_the_store_has_no_time(scene: Terms, monkeypatch
     assert [scene.wait_ms(SESSION_MS), scene.pass_ms(1)] == [[], [("C1", "session")]]
 
 
-def test_interval_of_beats_decides_how_long_a_member_is_watched(scene: Terms) -> None:
-    scene.mq.ask(JoinGroup("g", "C1", ["t"], session_timeout_ms=100_000))
-    scene.beats.put("a", 1, encode_beat([MemberBeat("g", "C1", 1, 20_000)]))
-    scene.age("a", HOUR_MS)
-    scene.lead()
-    assert scene.wait_ms(MAX_READ_GAP_MS + 40_000) == []
-    assert scene.pass_ms(1) == [("C1", "session")]
-
-
 def test_a_member_that_shares_its_beats_lives_with_the_process(scene: Terms) -> None:
     scene.join("C1", "C2")
     scene.beat("a", "C1", "C2")
@@ -112,15 +103,6 @@ def test_a_beat_that_outlived_its_thread_keeps_nobody_alive(scene: Terms) -> Non
     scene.beat("b", "C1")
     scene.lead()
     assert [scene.wait_ms(SESSION_MS), scene.pass_ms(1)] == [[], [("C1", "session")]]
-
-
-def test_the_younger_of_two_beats_counts(scene: Terms) -> None:
-    scene.join("C1")
-    for beats_id, age_ms in ("a", HOUR_MS), ("b", 0), ("c", HOUR_MS):
-        scene.beat_as(beats_id, "C1", age_ms=age_ms)
-    scene.lead()
-    assert scene.pass_ms(500) == []
-    assert scene.observation_left_ms() == 0
 
 
 # -- members without any beat -------------------------------------------------------------------------------
@@ -223,38 +205,6 @@ def test_a_process_is_known_by_when_it_started(scene: Terms) -> None:
         other[number] += "x"
         assert not is_process_gone("/".join(other), own_identity)
     assert not is_process_gone(own_identity, "")
-
-
-@pytest.mark.parametrize("identity", ["", "elsewhere", "a/b/c/d", "////", "a/b/c/0/1", "a/b/c/-1/1", "a/b/c/1e9/1"])
-def test_invalid_identity_is_no_dead_process(identity: str) -> None:
-    assert not is_process_gone(identity, identity)
-    assert not is_process_gone(identity, read_own_identity())
-
-
-@pytest.mark.extended
-@needs_identity
-@pytest.mark.slow
-def test_a_killed_process_that_nobody_waited_for_has_ended() -> None:
-    code = (
-        "from lakemq.engine.namespace.process import read_own_identity\nprint(read_own_identity(), flush=True); input()"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert child.stdout is not None
-    identity = child.stdout.readline().strip()
-    own_identity = read_own_identity()
-    try:
-        assert not is_process_gone(identity, own_identity)
-        child.kill()
-        deadline_s = time.monotonic() + 30
-        while not is_process_gone(identity, own_identity):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-    finally:
-        child.kill()
-        child.communicate()
-    assert is_process_gone(identity, own_identity)
 
 
 def test_beats_of_older_and_newer_versions_are_read() -> None:

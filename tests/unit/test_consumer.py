@@ -4,12 +4,11 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from unit.consuming import add, texts
-from unit.served import CONFIG, new_name, new_topic, read_committed_offset, until, values
+from unit.served import CONFIG, new_name, new_topic, read_committed_offset, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -284,21 +283,3 @@ def test_two_threads_that_share_a_consumer_get_each_message_once(mq: Connection,
     places = places_by_thread[0] + places_by_thread[1]
     assert sorted(places) == [(m.partition, m.offset) for m in mq.fetch(topic)]
     assert len(set(places)) == len(places) == 24
-
-
-@pytest.mark.slow
-def test_commit_waits_for_a_sequencer(tmp_path: Path) -> None:
-    path, impatient = tmp_path / "mq", CONFIG | {"request.timeout.ms": 500}
-    with lakemq.connect(path, create=True, config=CONFIG) as mq, lakemq.connect(path, config=impatient) as other:
-        with mq.serving():
-            mq.topics.create("t")
-            consumer = other.consumer("g", assign=["t"])
-        committing = threading.Thread(target=consumer.commit, args=({("t", 0): 0},))
-        committing.start()
-        until(lambda: len(mq.namespace.files.list("mailbox")) > 0)
-        assert committing.is_alive()
-        with mq.serving():
-            committing.join(30)
-            assert not committing.is_alive()
-            assert read_committed_offset(mq, "g", "t") == 0
-        consumer.close()

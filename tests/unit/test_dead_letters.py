@@ -1,6 +1,5 @@
 """Dead letters: messages that a queue group gives up appear in another topic, with the reason, without a new copy."""
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -9,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 from unit.consuming import take_messages
 from unit.served import new_name, new_topic, run_sql, until, values
 
@@ -21,7 +19,6 @@ from lakemq.engine.maintenance.dying_messages import DyingMessages, find_dying
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.protocol.values.dead_letters import DyingFound, SettleDeadLetters
 from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
-from lakemq.jobs.cli import app
 
 SERVED_WITH = {"project.interval.ms": 50}
 
@@ -259,16 +256,6 @@ def test_redrive_waits_only_for_its_own_messages(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-def test_dead_letters_are_listed_up_to_a_limit(mq: Connection) -> None:
-    dead = reject_all(mq, new_topic(mq), [str(n) for n in range(200)])
-    assert mq.dead_letters.all(dead, limit=3).column("value").to_pylist() == [b"0", b"1", b"2"]
-    assert mq.dead_letters.all(dead, "source_offset > 150", limit=2).column("source_offset").to_pylist() == [151, 152]
-    assert mq.dead_letters.all(dead, limit=0).num_rows == 0
-    with pytest.raises(InvalidRequest, match="limit"):
-        mq.dead_letters.all(dead, limit=-1)
-
-
-@pytest.mark.extended
 def test_redrive_keeps_its_rate(mq: Connection) -> None:
     topic = new_topic(mq)
     dead = reject_all(mq, topic, [f"{n}" for n in range(25)])
@@ -324,26 +311,6 @@ def test_predicate_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 Predicate(f"EXISTS (SELECT * FROM {function}('{file}'))", pa.schema([("a", pa.int64())]))
 
 
-@pytest.mark.extended
-def test_dead_letters_command_lists_shows_redrives_and_purges(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    dead = reject_all(mq, topic, ["a", "b", "c"], group)
-
-    def run_command(*arguments: str) -> Any:
-        result = CliRunner().invoke(app, ["--path", mq.namespace.path, "--output", "json", "dead-letters", *arguments])
-        assert result.exit_code == 0, result.stderr
-        return [json.loads(line) for line in result.stdout.splitlines()]
-
-    expected = {"topic": dead, "consumer_group": group, "reason": "rejected", "source_topic": topic, "messages": 3}
-    assert run_command("list", dead) == [expected]
-    assert expected in run_command("list")
-    assert [row["value"] for row in run_command("show", dead, "--where", "source_offset > 0")] == ["b", "c"]
-    assert run_command("redrive", dead, "--where", "value LIKE 'b%'", "--dry-run")[0]["messages"] == 1
-    assert run_command("redrive", dead, "--where", "value = 'b'") == [{"messages": 1, "waiting": 0, "without_topic": 0}]
-    assert run_command("purge", dead, "--yes") == [{"messages": 2}]
-    assert values(mq, topic)[3:] == ["b"]
-
-
 # -- finding dying messages ---------------------------------------------------------------------------------
 
 
@@ -376,31 +343,6 @@ def test_search_finds_no_message_in_markers_and_aborted_or_open_transactions(mq:
     # 0, 1 committed, 2 marker, 3, 4 aborted, 5 marker, 6 plain, 7 open
     assert _offsets(found_by_isolation[True]) == ([0, 1, 6], [2, 3, 5])
     assert _offsets(found_by_isolation[False]) == ([0, 1, 3, 6, 7], [2, 5])
-
-
-@pytest.mark.extended
-def test_search_ends_after_so_many_segments_and_says_where(mq: Connection) -> None:
-    """A step that decides about the findings stays short, however many there are."""
-    topic = new_topic(mq)
-    for n in range(3):
-        mq.publish(topic, pa.table({"value": [f"{n}", f"{n}"]}))
-    topic_id = mq.topics.describe(topic).topic_id
-    every_second = DyingMessages("g", topic_id, 0, tuple((offset, 1) for offset in range(0, 6, 2)), True)
-    all_of_it = DyingMessages("h", topic_id, 0, ((0, 6),), True)
-
-    def find_offsets(*dying: DyingMessages, most: int) -> list[tuple[list[int], int]]:
-        return [
-            (_offsets(dying_found)[0], end)
-            for dying_found, end in find_dying(mq.namespace.store, new_file_id, dying, most)
-        ]
-
-    until(lambda: find_offsets(all_of_it, most=9) == [([0, 1, 2, 3, 4, 5], 6)])
-    assert find_offsets(all_of_it, most=2) == [([0, 1, 2, 3], 4)]
-    assert find_offsets(all_of_it.cut_before(4), most=2) == [([4, 5], 6)]
-    assert find_offsets(all_of_it.cut_before(3), most=2) == [([3, 4, 5], 6)]
-    assert find_offsets(every_second, all_of_it, most=2) == [([0, 2], 3)]
-    assert find_offsets(every_second, all_of_it, most=3) == [([0, 2, 4], 5)]
-    assert find_offsets(every_second, all_of_it, most=4) == [([0, 2, 4], 5), ([0, 1], 2)]
 
 
 def _offsets(dying_found: DyingFound) -> tuple[list[int], list[int]]:

@@ -1,6 +1,5 @@
 """Delayed messages over restarts, in views and for the commands: each has a namespace of its own."""
 
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,48 +12,14 @@ from unit.served import CONFIG, create_quick_topic, now_ms, run_sql, served, unt
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
-from lakemq.engine.namespace import waiting_rows
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.jobs.cli import app
-from lakemq.jobs.release_delayed import release, sentence
 from lakemq.tables.specs.messages import DELAYED
 from lakemq.testing import MovableClock
 
 SERVED_WITH = {"project.interval.ms": 50}
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.extended
-def test_new_leader_cancels_and_reschedules_packed_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that are due within a day are packed when a leader begins, or while it already works."""
-    monkeypatch.setattr(waiting_rows, "MIN_ROWS", 1)
-    with served(tmp_path) as mq:
-        topic, doomed = create_quick_topic(mq), create_quick_topic(mq)
-        with mq.producer() as producer:
-            sent = [producer.send(topic, f"{number}", delay_ms=86_400_000 + number * 60_000) for number in range(20)]
-        receipts = [future.receipt or "" for future in sent]
-        receipts_of_rows = (
-            mq.publish(topic, pa.table({"value": list("abc")}), delay_ms=86_400_000).receipts()["receipt"].to_pylist()
-        )
-        mq.delayed.cancel(receipts_of_rows[1])
-        mq.publish(doomed, pa.table({"value": ["x", "y"]}), delay_ms=86_400_000)
-    with served(tmp_path) as mq:
-        assert len(mq._whole_state().delays.ranges.packed) >= 21
-        assert mq.delayed.cancel(receipts[3]) == "cancelled"
-        assert mq.delayed.cancel(receipts[3]) == "cancelled"
-        assert mq.delayed.cancel(receipts_of_rows[1]) == "cancelled"
-        assert mq.delayed.reschedule(receipts[4], delay_ms=0).outcome == "rescheduled"
-        wait_for_messages(mq, topic, 1)
-        assert values(mq, topic) == ["4"]
-        assert mq.delayed.cancel(receipts[4]) == "rescheduled"
-        mq.topics.delete(doomed)
-        (waiting,) = mq.delayed.all()
-        assert (waiting.topic, waiting.messages) == (topic, 20 - 2 + 2)
-        assert mq.delayed.cancel_where(topic).num_rows == 20
-        assert mq.delayed.all() == []
-    with served(tmp_path) as mq:
-        assert mq.delayed.all() == []
 
 
 @pytest.mark.extended
@@ -162,24 +127,6 @@ def test_release_job_releases_due_messages_and_prints_what_is_next(tmp_path: Pat
         mq.delayed.schedule(topic, "then", deliver_at=now_ms() + 4_000)
         assert run("--until", str(now_ms() + 4_300)).startswith("1 messages released")
         assert values(mq, topic)[-1] == "then"
-
-
-@pytest.mark.extended
-def test_watching_release_job_prints_each_release_until_stopped(tmp_path: Path) -> None:
-    stop, sentences = threading.Event(), list[str]()
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
-        watching = threading.Thread(
-            target=release, args=(mq, None, True, stop, lambda progress: sentences.append(sentence(progress)))
-        )
-        watching.start()
-        topic = create_quick_topic(mq)
-        for count in (1, 2):
-            mq.publish(topic, pa.table({"value": ["x"]}), delay_ms=50)
-            until(lambda count=count: len(sentences) >= count)  # type: ignore[misc]
-        stop.set()
-        watching.join()
-    assert [line.split(",")[0] for line in sentences] == ["1 messages released"] * 2 + ["2 messages released"]
-    assert sentences[-1].endswith("none wait")
 
 
 @pytest.mark.extended

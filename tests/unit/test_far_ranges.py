@@ -10,16 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 import lakemq
-from lakemq.engine.namespace import waiting_rows
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.namespace.waiting_rows import LaterRanges, WaitingRows
 from lakemq.engine.protocol.values.state import State
-from lakemq.tables.specs.messages import DELAYED
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.native_calls import Workers
 
@@ -85,14 +81,3 @@ def test_start_reads_only_the_near_hours(store: Store, monkeypatch: pytest.Monke
     later.stop()
     assert 0 < sum(counts) < COUNT // 1000
     assert state.delays.ranges.packed
-
-
-def test_keys_are_not_compared_in_files_where_some_surely_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = store.open(DELAYED)
-    ended = handle.read(where=pc.field("first_row") < 500).to_pylist()
-    ends = [{**row, "step": row["step"] + 1, "removed": True, "state": "released"} for row in ended]
-    handle.append_at(handle.version, pa.Table.from_pylist(ends, schema=DELAYED.stored_schema), ends[0]["step"])
-    compared: list[int] = []
-    monkeypatch.setattr(waiting_rows, "select_newest", lambda rows, keys: compared.append(rows.num_rows))
-    assert len(WaitingRows(store.open(DELAYED)).read_file_ids()) == 4
-    assert compared == []

@@ -3,7 +3,6 @@
 delta-rs, which reads the tables, cannot be used in a child of a process that has used it.
 """
 
-import gc
 import multiprocessing
 import os
 import pickle
@@ -19,7 +18,7 @@ from unit.served import new_name, new_topic, run_in_thread, until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.engine.namespace.process import OwnLock, check_same_process, pause_garbage_collection
+from lakemq.engine.namespace.process import OwnLock, check_same_process
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import IllegalState
 
@@ -194,12 +193,3 @@ def test_lock_of_another_process_is_refused():
         assert run_in_fork(lambda: lock.own).startswith("IllegalState")
     with lock.own:
         pass
-
-
-def test_child_forked_while_garbage_collection_pauses_collects_its_own() -> None:
-    with pause_garbage_collection():
-        with pause_garbage_collection():
-            assert not gc.isenabled()
-        assert not gc.isenabled()
-        assert run_in_fork(gc.isenabled) == "True"
-    assert gc.isenabled()

@@ -138,12 +138,6 @@ def test_columns_are_found_in_any_case_and_misspelt_ones_are_named(
         mq.publish(topic, pa.table({"value": ["v"], "Key": ["k"], "KEY": ["k"]}))
 
 
-def test_a_column_that_is_there_twice_is_refused(mq: Connection) -> None:
-    twice = pa.table([pa.array(["v"]), pa.array(["w"])], names=["value", "value"])
-    with pytest.raises(InvalidRecord, match="a column twice"):
-        mq.publish(new_topic(mq), twice)
-
-
 @pytest.mark.parametrize(
     ("options", "error"),
     [

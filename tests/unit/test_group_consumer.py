@@ -4,7 +4,6 @@ import os
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -50,14 +49,6 @@ def settle(*consumers: GroupConsumer, on: Callable[[], bool]) -> None:
         return on()
 
     until(poll)
-
-
-def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
-    """Start two members that share a new topic evenly."""
-    topic, group = new_topic(mq, partitions), new_name("g")
-    first, second = member(mq, group, topic, **options), member(mq, group, topic, **options)
-    settle(first, second, on=lambda: len(list_partitions(first)) == len(list_partitions(second)) == partitions // 2)
-    return topic, group, first, second
 
 
 # -- reading ------------------------------------------------------------------------------------------------
@@ -324,46 +315,6 @@ def test_join_with_another_protocol_or_a_missing_topic_is_refused(mq: Connection
 
 
 # -- one group, many threads and processes ------------------------------------------------------------------
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("protocol", ["cooperative", "classic"])
-def test_members_that_join_and_leave_read_each_message_once(mq: Connection, protocol: str) -> None:
-    """A member that commits its messages before it gives up partitions, or closes, hands over without duplicates."""
-    topic, group, total = new_topic(mq, 6), new_name("g"), 600
-    mq.groups.create(group, {"group.protocol": protocol, "group.initial.rebalance.delay.ms": 0})
-    read: list[str] = []
-    lock, stop = threading.Lock(), threading.Event()
-    errors: list[BaseException] = []
-
-    def work(rounds: int) -> None:
-        try:
-            for _ in range(rounds):
-                with member(mq, group, topic, None) as consumer:
-                    until_s = time.monotonic() + 0.4
-                    while time.monotonic() < until_s and not stop.is_set():
-                        batch = consumer.poll(max_records=20, timeout_ms=5)
-                        if batch:
-                            consumer.commit(batch)
-                            with lock:
-                                read.extend(texts(batch))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(rounds,)) for rounds in (3, 4, 30)]
-    for thread in threads:
-        thread.start()
-    for i in range(total // 60):
-        add(mq, topic, dict.fromkeys(range(6), 10), f"{i} ")
-    deadline_s = time.monotonic() + 20
-    while len(read) < total and time.monotonic() < deadline_s and threads[2].is_alive():
-        time.sleep(0.02)
-    stop.set()
-    for thread in threads:
-        thread.join(30)
-    assert not errors
-    # committed before another member could get it, so nothing is read twice
-    assert sorted(read) == sorted({f"{i} {p}.{n}" for i in range(total // 60) for p in range(6) for n in range(10)})
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "classic", "queue"])

@@ -14,7 +14,6 @@ from lakemq.engine.protocol.hashing import (
     java_hash,
     murmur2_partition,
     partition_keys,
-    shard,
     xxhash64_partition,
 )
 
@@ -64,18 +63,6 @@ def test_xxhash64_is_sparks(key: bytes, spark: int):
 )
 def test_java_hash(text: str, expected: int):
     assert java_hash(text) == expected
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_zero_partitions_are_refused(count: int):
-    for call in (
-        lambda: xxhash64_partition(b"k", count),
-        lambda: murmur2_partition(b"k", count),
-        lambda: shard("group", count),
-        lambda: partition_keys(pa.array([b"k"]), count, "xxhash64", 0),
-    ):
-        with pytest.raises(ValueError, match=rf"found {count}, expected at least 1"):
-            call()
 
 
 # -- columns --------------------------------------------------------------------------------------------
@@ -130,16 +117,6 @@ def test_keys_of_one_length_at_any_place_in_the_buffer(partitioner: str, length:
     assert partition_keys(array[3:-1], 12, partitioner, 0).tolist() == expected[3:-1]
 
 
-@pytest.mark.slow
-def test_more_keys_than_a_block():
-    keys = [b"%06d" % i for i in range(40_000)]
-    mixed = [key[: 1 + i % 6] for i, key in enumerate(keys)]
-    for column in (keys, mixed):
-        for partitioner in SCALAR:
-            partitions = partition_keys(pa.array(column, pa.binary()), 7, partitioner, 0).tolist()
-            assert partitions == compute_expected_partitions(column, 7, partitioner, 0)
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -183,8 +160,3 @@ def test_bytes_under_a_null_do_not_count():
 def test_keys_of_another_type_are_refused(array: pa.Array):
     with pytest.raises(TypeError, match="expected binary or string"):
         partition_keys(array, 3, "xxhash64", 0)
-
-
-def test_an_unknown_partitioner_is_refused():
-    with pytest.raises(ValueError, match="found 'md5', expected one of xxhash64, murmur2"):
-        partition_keys(pa.array([b"k"]), 3, "md5", 0)

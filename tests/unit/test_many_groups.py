@@ -4,17 +4,14 @@ from typing import Any, NoReturn
 
 import pytest
 from protocol_harness import Harness
-from protocol_reader import FollowedViews
 
 from lakemq.engine.client.consume import membership_view
 from lakemq.engine.client.consume.membership_view import ViewBuilder
 from lakemq.engine.client.fetch.plan import Bounds, read_bounds
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules.reconciling import find_groups_without_target
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.assignments import Group
-from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
 from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
@@ -23,9 +20,7 @@ from lakemq.engine.protocol.values.groups import (
     ReleasePartitions,
     TargetSet,
 )
-from lakemq.engine.protocol.values.state import KEPT_CHANGES
-from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
-from lakemq.engine.protocol.values.transactions import EndTransaction
+from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteTopic
 
 
 class NameOnlyDict(dict[str, Group]):
@@ -123,47 +118,3 @@ def test_member_reads_bounds_of_its_own_partitions_only(monkeypatch: pytest.Monk
     assert len(owned) == len(looked_at) == 10
     everything = read_bounds(mq.state.topic("t"), "read_committed")
     assert all(assigned.bounds == everything[partition] for (_, partition), assigned in owned.items())
-
-
-@pytest.mark.extended
-def test_member_builds_again_only_the_partitions_that_a_step_has_changed() -> None:
-    """A member looks after each step, and may have a thousand partitions."""
-    mq, views = Harness(), FollowedViews("q", ["C1"])
-    mq.create("t", 800)
-    mq.create("other", 1)
-    transaction = mq.begin("tx")
-    config = {"group.protocol": "queue", "max.handoff.ms": 0}
-    mq.one(JoinGroup("q", "C1", ["t"], None, None, 6_000, 10_000, "earliest", config))
-    mq.assign()
-    views.check(mq.steps)
-    topic_id, before = mq.state.topic_ids["t"], views.last["C1"]
-    epoch = mq.state.groups["q"].assignments[topic_id, 5].epoch
-    for request, built_count in (
-        (mq.produce({0: 1}, "other"), 0),
-        (CreateTopic("new", 3), 0),
-        (mq.produce({5: 3, 6: 1}), 2),
-        (Acquire("q", "C1", [WantedMessages(topic_id, 5, epoch, 2)]), 1),
-        (Acknowledge("q", "C1", [Acknowledgement(topic_id, 5, epoch, AckOutcome.ACK, [(0, 1)])]), 1),
-        (Acknowledge("q", "C1", [Acknowledgement(topic_id, 5, epoch, AckOutcome.NACK, [(1, 1)])]), 1),
-        (DeleteRecords("t", {6: 1}), 1),
-        (mq.produce({7: 2}, transaction=transaction), 1),
-        (EndTransaction(transaction, False, 1), 1),
-        (ConfigureGroup("q", {"isolation.level": "read_uncommitted"}), 800),
-        (JoinGroup("q", "C2", ["t"], None, None, 6_000, 10_000, "earliest", {}), 400),
-    ):
-        assert not isinstance(mq.one(request), Refusal)
-        mq.assign()
-        views.check(mq.steps)
-        after = views.last["C1"]
-        assert sum(owned is not before.owned[tp] for tp, owned in after.owned.items()) == built_count, request
-        assert (after.owned is before.owned) == (built_count == 0)
-        before = after
-    # what a reader no longer knows is built again, and no more is kept of topics and groups that are gone
-    behind = ViewBuilder("q", "read_committed")
-    behind.build("C1", None, views.state)
-    for number in range(KEPT_CHANGES + 1):
-        mq.one(mq.produce({number: 1}))
-        mq.one(DeleteTopic("new") if "new" in mq.state.topic_ids else CreateTopic("new", 3))
-    views.check(mq.steps)
-    assert behind.build("C1", None, views.state) == views.last["C1"]
-    assert len(views.state.recent_changes) == KEPT_CHANGES
