@@ -10,10 +10,9 @@ import pytest
 from faults.processes import MERGING_POINTS
 from faulty_files import FaultyFiles
 from stateful.player import Player
-from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, FINAL_MS, GRACE_MS, Background, Killed, World
+from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GRACE_MS, Background, Killed, World
 from targets import extended_but, nightly_but
 
-from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.producers import InitProducer
@@ -53,17 +52,6 @@ def test_a_zombies_projection_that_ends_after_the_new_leaders_adds_nothing(playe
         player.world.lead(player.leader)
         player.step()
     assert player.read() == player.all_published()
-    player.settle()
-
-
-def test_a_zombies_projection_that_ends_before_the_new_leaders_begins_is_as_good(player: Player) -> None:
-    player.publish()
-    player.step()
-    late = player.background
-    player.new_leader()
-    late.run()
-    player.publish()
-    player.step()
     player.settle()
 
 
@@ -111,60 +99,6 @@ def test_stream_of_final_messages_finds_its_last_batch_however_late(player: Play
     publish_final(2)
     assert not set(list_entries()) & set(of_messages)
     player.world.check_final_messages()
-
-
-LATE_POINTS = ("finalizing.segments_switched", "finalizing.files_rewritten", "finalizing.segments_swapped")
-"""Points that come when readers know of the final messages."""
-
-
-def go_on(player: Player, point: str) -> None:
-    """Do everything that passes the point."""
-    if point == "sequencer.elected":
-        player.background.alive = False
-        player.new_leader()
-    elif point == "sequencer.resigned":
-        player.leader.resign()
-    for _ in range(12):
-        if point.startswith("finalizing."):
-            player.publish()
-        if point in LATE_POINTS:
-            player.world.pass_time(player.leader)
-        player.step()
-        player.background.run()
-        player.world.clock.sleep(FINAL_MS)
-
-
-@pytest.mark.parametrize(
-    "point",
-    extended_but(
-        ["sequencer.step_landed", "projector.table_appended", "projector.final_messages_synced"],
-        [p for p in crash.POINTS if p.startswith(("sequencer.", "projector.", "finalizing."))],
-    ),
-)
-def test_sequencer_killed_at_a_point_loses_nothing(player: Player, point: str) -> None:
-    """Readers see the right messages at once, and after the next leader has taken over."""
-    player.publish()
-    player.step()
-    player.background.run()
-    player.publish()
-    if point == "sequencer.rows_written":
-        player.world.reconfigure({"journal.rows.max.bytes": 0})
-        player.background.alive = False
-        player.new_leader()
-    player.world.doomed = point
-    with pytest.raises(Killed):
-        go_on(player, point)
-    player.world.remember_steps()
-    assert_segments_find_their_files(player)
-    messages = player.read()
-    assert messages == player.all_published()[: len(messages)]
-    assert len(messages) >= 1
-    player.new_leader()
-    player.step()
-    assert player.read() == player.all_published()
-    player.publish()
-    player.step()
-    player.settle()
 
 
 def assert_segments_find_their_files(player: Player) -> None:
