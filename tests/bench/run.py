@@ -7,11 +7,9 @@ import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import asyncio_sends
 import far_delays
 import final
 import followers
-import groups
 import latency
 import merging
 import quality
@@ -31,11 +29,9 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "spark": lambda quick: with_spark.run(100_000 if quick else 2_000_000, 1 if quick else 5),
     "python": lambda quick: without_jvm.run(100_000 if quick else 2_000_000),
     "latency": lambda quick: latency.run(60 if quick else 400, 80 if quick else 1000, 8, 2 if quick else 10),
-    "asyncio": lambda quick: asyncio_sends.run(*((5, 1) if quick else (100, 5))),
     "followers": lambda quick: followers.run(*((20, 1) if quick else (200, 5))),
     "take-over": lambda quick: take_over.run(*((1, 100) if quick else (5, 10_000))),
     "final": lambda quick: final.run(*((80_000, 1) if quick else (8_000_000, 5))),
-    "groups": lambda quick: groups.run(100_000 if quick else 5_000_000),
     "far-delays": lambda quick: far_delays.run(100_000 if quick else 10_000_000),
     "structured-streaming": lambda quick: structured_streaming.run(*((100_000, 1, 6) if quick else (1_000_000, 3, 30))),
     "merging": lambda quick: merging.run(500 if quick else 20_000),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GROUPS = ("groups", "schemas", "take-over")
+GROUPS = ("schemas", "take-over")
 
 
 @pytest.mark.nightly
