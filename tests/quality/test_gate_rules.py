@@ -17,7 +17,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.quality import create_ephemeral_context, import_great_expectations
 from lakemq.engine.client.quality.expectation_types import EXPECTATION_TYPES
-from lakemq.engine.client.quality.gate import Gate, Gates, Suite, load_suite
+from lakemq.engine.client.quality.gate import Gate, Gates, load_suite
 from lakemq.engine.client.rows.placing import FIRST_FAILED
 from lakemq.engine.client.sql.query import run_query
 from lakemq.errors import ExpectationFailed, InvalidConfig, InvalidRecord
@@ -169,24 +169,17 @@ def one(expectation: dict[str, Any]) -> str:
     [
         ("{", "Cannot read"),
         ("[]", "does not contain a suite"),
-        ('{"expectations": [{"expectation_type": "expect_column_to_exist"}]}', "has no type"),
         (one(expect("column_values_to_be_unique", column="n")), "does not support this expectation"),
         (one(expect("column_to_exist")), "lacks column"),
         (one(expect("column_values_to_be_between", column="n")), "neither"),
         (one(expect("column_values_to_be_in_set", column="n", value_set=[])), "a list of"),
-        (one(expect("column_values_to_be_in_set", column="n", value_set=[NAN])), "found nan"),
-        (one(expect("column_max_to_be_between", column="n", max_value=1, strict_max="false")), "strict_max='false'"),
-        ('{"expectations": [{"type": "expect_column_to_exist", "kwargs": ["n"]}]}', "kwargs of expect_column_to_exist"),
         (
             one({**expect("column_to_exist", column="n"), "severity": "CRITICAL"}),
             "severity is unknown. Found 'CRITICAL'",
         ),
-        ('{"expectations": [], "meta": ["lakemq"]}', "meta is not valid"),
-        (one(expect("column_max_to_be_between", column="n", max_value="x")), "a number"),
         (one(expect("column_values_to_not_be_null", column="n", mostly=2)), "mostly is not valid"),
         (one(expect("column_to_exist", column="n", row_condition="x > 1")), "does not support. Found 'row_condition'"),
         (json.dumps({"expectations": [], "meta": {"lakemq": {"most_faled": 1}}}), "most_faled"),
-        (json.dumps({"expectations": [], "meta": {"lakemq": {"most_failed": 1.5}}}), "a share from 0 to 1"),
         ('{"expectations": [], "expectations": []}', "A key stands twice. Found 'expectations'"),
     ],
 )
@@ -203,10 +196,7 @@ def test_unknown_expectation_is_refused_on_load(text: str, complaint: str, tmp_p
     ("before", "kwargs", "complaint"),
     [
         (BILLION_LAUGHS, "{column: a, value_set: *y}", "it has more than 100000 values"),
-        ("y: &y [[1]]\n", "{column: a, value_set: *y}", "expected a number or text"),
-        ("", "{column: a, value_set: {b: [1]}}", "expected a list of values"),
         ("", "{column: a, column: b, value_set: [1]}", "A key stands twice. Found 'column in line"),
-        ("", "{column: a, value_set: [!!bool x]}", "Cannot read"),
     ],
 )
 def test_hostile_yaml_is_refused_on_load(before: str, kwargs: str, complaint: str, tmp_path: Path) -> None:
@@ -245,10 +235,6 @@ def test_suite_saved_by_great_expectations_is_read(tmp_path: Path) -> None:
     file.write_text(json.dumps(suite.to_json_dict()))
     loaded = load_suite(file)
     assert ([r.columns for r in loaded.rows], [r.high for r in loaded.table]) == ([("n",)], [9])
-
-
-def test_an_empty_suite_lets_all_pass(tmp_path: Path) -> None:
-    assert Gate("t", Suite()).mark_failed_rows(pa.table({"value": ["x"]}), None) is None
 
 
 # -- publishing -----------------------------------------------------------------------------------------
@@ -334,12 +320,6 @@ def test_on_error_fail_refuses_all_rows(mq: Connection) -> None:
     with pytest.raises(ExpectationFailed), transaction:
         transaction.publish("t", orders(30, bad=1).select(["key", "value", "amount"]))
     assert mq.fetch("t").record_count == 0
-
-
-def test_repeated_batch_is_not_published_again_with_a_gate(mq: Connection) -> None:
-    for _ in range(2):
-        mq.publish("t", orders(30, bad=3), txn_app_id="a", txn_version=1)
-    assert mq.fetch("t").record_count == 27
 
 
 def test_columns_that_the_suite_names_must_be_there(mq: Connection) -> None:

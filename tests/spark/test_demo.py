@@ -5,14 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from html_outline import HtmlOutline
 
 import lakemq
-from lakemq.jobs.demo import checks
 from lakemq.jobs.demo import data as demo_data
-from lakemq.jobs.demo.checks import CheckFailed
 from lakemq.jobs.demo.data import MARKER, NAMESPACE, Source, load_source, take_folder
 from lakemq.jobs.demo.tour import main
 
@@ -106,36 +103,3 @@ def test_demo_without_its_data_says_what_to_install(
 @pytest.fixture(scope="module")
 def source() -> Source:
     return load_source(rows=SENT)
-
-
-@pytest.fixture(scope="module")
-def sent_flights(source: Source) -> pa.Table:
-    return source.flights
-
-
-def with_positions(sent_flights: pa.Table) -> pa.Table:
-    """Return flights as parse_flights does: all in one partition, in the order of the file."""
-    with_partition = sent_flights.append_column("partition", pa.array([0] * sent_flights.num_rows, pa.int32()))
-    return with_partition.append_column("offset", pa.array(range(sent_flights.num_rows)))
-
-
-def with_column(table: pa.Table, name: str, values: list[object]) -> pa.Table:
-    """Return the table with other values in a column."""
-    position = table.column_names.index(name)
-    return table.set_column(position, name, pa.array(values, table.schema.field(name).type))
-
-
-def test_a_missing_message_is_found(sent_flights: pa.Table) -> None:
-    assert checks.check_count("flights", sent_flights, SENT).evidence == "1,200 messages of 1,200 sent"
-    with pytest.raises(CheckFailed, match="1,199 messages of 1,200 sent"):
-        checks.check_count("flights", sent_flights.slice(1), SENT)
-
-
-def test_a_gap_in_the_offsets_is_found(sent_flights: pa.Table) -> None:
-    flights = with_positions(sent_flights)
-    checks.check_dense_offsets("flights", flights, {0: SENT, 1: 0})
-    with pytest.raises(CheckFailed, match="without a gap"):
-        checks.check_dense_offsets("flights", flights.slice(0, 100), {0: SENT, 1: 0})
-    twice = with_column(flights, "offset", [0, *range(SENT - 1)])
-    with pytest.raises(CheckFailed, match="without a gap"):
-        checks.check_dense_offsets("flights", twice, {0: SENT, 1: 0})

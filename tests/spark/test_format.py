@@ -1,7 +1,6 @@
 """`format("lakemq")` in Spark: batches and streams, read and written."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -61,20 +60,10 @@ REUSES = {
         "SELECT count(*) FROM forty a JOIN forty b USING (offset) WHERE a.partition = 1 AND b.partition = 2",
         (10,),
     ),
-    "a union": ("SELECT count(*) FROM (TABLE forty UNION ALL SELECT * FROM forty WHERE partition = 3)", (50,)),
-    "a subquery": (
-        "SELECT count(*) FROM forty WHERE offset IN (SELECT offset FROM forty WHERE partition = 2 AND offset < 2)",
-        (8,),
-    ),
     "scalar subqueries": (
         "SELECT (SELECT count(*) FROM forty WHERE partition = 1), (SELECT count(*) FROM forty WHERE offset < 5), "
         "(SELECT count(*) FROM forty)",
         (10, 20, 40),
-    ),
-    "exists": (
-        "SELECT count(*) FROM forty a WHERE a.partition = 0 "
-        "AND EXISTS (SELECT 1 FROM forty b WHERE b.partition = 1 AND b.offset = a.offset)",
-        (10,),
     ),
     "a common table expression": (
         "WITH part AS (SELECT * FROM forty WHERE partition = 1) "
@@ -133,30 +122,6 @@ def test_rows_inserted_into_a_view_are_published(spark: SparkSession, mq: Connec
     assert {m.value: m.key for m in mq.fetch(topic)} == {b"a": b"\x01", b"b": None}
     with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
         spark.sql(f"CREATE TABLE table_{topic} USING lakemq {options}")
-
-
-@pytest.mark.extended
-def test_totals_of_a_stream_in_mode_update_are_published_by_foreach_batch(
-    spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
-) -> None:
-    """As the page says, because Spark refuses the mode for sinks in Python."""
-    for name in (topic, totals := f"{topic}_totals"):
-        mq.topics.create(name)
-    mq.publish(topic, numbers(3))
-    stream = spark.readStream.format("lakemq").option("path", str(path)).option("subscribe", topic)
-    counts = stream.option("startingOffsets", "earliest").load().groupBy("topic").count()
-
-    def publish(batch: DataFrame, number: int) -> None:
-        rows = batch.selectExpr("topic AS key", "CAST(count AS STRING) AS value")
-        writer = rows.write.format("lakemq").mode("append").option("path", str(path)).option("topic", totals)
-        writer.option("txnAppId", totals).option("txnVersion", str(number)).save()
-
-    query = counts.writeStream.outputMode("update").queryName(totals).trigger(availableNow=True)
-    query.foreachBatch(publish).option("checkpointLocation", str(tmp_path / "a")).start().awaitTermination()
-    assert values(mq, totals) == ["3"]
-    sink = query.format("lakemq").option("path", str(path)).option("topic", totals)
-    with pytest.raises(PySparkException, match="lakemq does not support Update mode"):
-        sink.option("checkpointLocation", str(tmp_path / "b")).start().awaitTermination()
 
 
 @pytest.mark.extended
@@ -223,30 +188,6 @@ def test_a_batch_is_published_once_whatever_becomes_of_tasks(
     assert values(mq, topic) == sorted(str(i) for i in range(100))
     with pytest.raises(PySparkException, match=r"no column for the value. Found \['key'\]"):
         df.select("key").write.format("lakemq").mode("append").option("path", str(path)).option("topic", topic).save()
-
-
-@pytest.mark.extended
-def test_a_thread_of_the_program_writes_once_it_has_made_a_dataframe(
-    spark: SparkSession, mq: Connection, path: Path, topic: str
-) -> None:
-    """Spark looks for formats of Python in the session of the thread, and a new thread has none."""
-    mq.topics.create(topic)
-    made_elsewhere = spark.createDataFrame([("elsewhere",)], "value string")
-
-    def write(df: DataFrame) -> None:
-        df.write.format("lakemq").mode("append").option("path", str(path)).option("topic", topic).save()
-
-    def make_and_write() -> None:
-        write(spark.createDataFrame([("here",)], "value string"))
-        write(made_elsewhere)
-
-    with ThreadPoolExecutor(1) as new_thread, pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):
-        new_thread.submit(write, made_elsewhere).result()
-    with ThreadPoolExecutor(1) as new_thread:
-        new_thread.submit(mq.publish, topic, made_elsewhere).result()
-    with ThreadPoolExecutor(1) as new_thread:
-        new_thread.submit(make_and_write).result()
-    assert values(mq, topic) == ["elsewhere", "elsewhere", "here"]
 
 
 def values(mq: Connection, topic: str) -> list[str]:

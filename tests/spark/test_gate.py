@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.errors import NumberFormatException, PySparkException
+from pyspark.errors import NumberFormatException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from quality.expectations import OF_ALL, OF_ROWS, TABLE, expect
@@ -47,34 +47,6 @@ def test_spark_and_arrow_mark_the_same_rows(spark: SparkSession, tmp_path: Path)
         arrow_marks = gate.mark_failed_rows(table, None)
         assert arrow_marks is not None
         assert (marked[f"m{nth}"] == FIRST_FAILED).tolist() == (arrow_marks == FIRST_FAILED).tolist(), OF_ROWS[nth]
-
-
-@pytest.mark.extended
-def test_floats_are_compared_alike_in_arrow_and_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """Great Expectations, with which other tests compare, takes NaN for a null."""
-    nearest = np.float32(0.1)
-    values = [nearest, np.nextafter(nearest, np.float32(0)), np.nan, None, np.inf, np.float32(1e-7), 16777216, -0.0]
-    table = pa.table({"i": range(8), "f": pa.array(values, pa.float32(), from_pandas=False), "n": [16777217] * 8})
-    bounds = [0.1, 1e-7, 16777217, 0, 1e308]
-    suites = [
-        expect("column_values_to_be_between", column="f", **{f"{end}_value": bound, f"strict_{end}": is_strict})
-        for bound in bounds
-        for end in ("min", "max")
-        for is_strict in (False, True)
-    ]
-    suites += [expect("column_values_to_be_in_set", column="f", value_set=[bound]) for bound in bounds]
-    suites.append(expect("column_pair_values_to_be_equal", column_A="f", column_B="n"))
-    df = spark.createDataFrame(table)
-    gates = [gate_of(tmp_path, [suite]) for suite in suites]
-    marks = [SparkGate(gate, df).mark.alias(f"m{nth}") for nth, gate in enumerate(gates)]
-    marked = df.select("i", *marks).orderBy("i").toPandas()
-    for nth, gate in enumerate(gates):
-        arrow_marks = gate.mark_failed_rows(table, None)
-        failed = np.zeros(8, bool) if arrow_marks is None else arrow_marks == FIRST_FAILED
-        assert (marked[f"m{nth}"] == FIRST_FAILED).tolist() == failed.tolist(), suites[nth]
-    at_most_a_tenth = gates[2].mark_failed_rows(table, None)
-    assert at_most_a_tenth is not None
-    assert np.flatnonzero(at_most_a_tenth == FIRST_FAILED).tolist() == [0, 2, 4, 6]
 
 
 @pytest.mark.extended
@@ -194,36 +166,3 @@ def test_gate_refuses_whole_dataframe(spark: SparkSession, gated_mq: Connection)
             "t", orders(spark, 60).withColumn("amount", F.expr("cast('mine' || id AS INT)")), key="k", value="v"
         )
     assert gated_mq.fetch("t").record_count == before
-
-
-@pytest.mark.extended
-def test_each_batch_of_a_stream_passes_the_gate(spark: SparkSession, gated_mq: Connection, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    orders(spark, 60, bad=9).coalesce(1).write.json(str(source))
-    stream = spark.readStream.schema("k string, v string, amount int, id long").json(str(source))
-    counts: list[tuple[int, int]] = []
-    failures: list[Exception] = []
-
-    def publish(batch: DataFrame, query: str, number: int) -> None:
-        try:
-            rows = gated_mq.publish("streamed", batch, key="k", value="v", txn_app_id=query, txn_version=number)
-        except ExpectationFailed as failure:
-            failures.append(failure)
-            raise
-        counts.append((rows.record_count, rows.rejected_count))
-
-    def run(stream: DataFrame, checkpoint: str) -> None:
-        writer = stream.writeStream.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True)
-        writer.foreachBatch(lambda batch, number: publish(batch, checkpoint, number)).start().awaitTermination()
-
-    run(stream, "checkpoint")
-    assert counts == [(51, 9)]
-    orders(spark, 60, bad=60).coalesce(1).write.mode("append").json(str(source))
-    for _ in range(2):
-        with pytest.raises(PySparkException, match="60 of 60"):
-            run(stream, "checkpoint")
-    with pytest.raises(PySparkException, match="amount"):
-        run(stream.drop("amount"), "another")
-    assert len(failures) == 3
-    assert counts == [(51, 9)]
-    assert gated_mq.fetch("streamed").record_count == 51

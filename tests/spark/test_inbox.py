@@ -137,17 +137,6 @@ def test_inbox_takes_new_rows_only(spark: SparkSession, mq: Connection, topic: s
 
 
 @pytest.mark.extended
-def test_rows_that_come_back_are_not_published_again(spark: SparkSession, mq: Connection, topic: str) -> None:
-    mq.topics.create(topic, partitions=1)
-    insert(spark, topic, "a")
-    version = mq.namespace.store.open(INBOX).version
-    mq.drain_inbox()
-    spark.sql(f"RESTORE TABLE mq.inbox TO VERSION AS OF {version}")
-    mq.drain_inbox()
-    assert values(mq, topic) == ["a"]
-
-
-@pytest.mark.extended
 def test_large_drains_go_in_batches(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=2)
     for value in ("a", "b", "c"):

@@ -141,18 +141,12 @@ def test_a_stream_continues_from_its_checkpoint_which_need_not_be_named(
     (source / "2.csv").write_text("k1,c\n")
     assert counts_of(own_mq, arguments, capsys) == (1, 1, 0)
     assert values(own_mq) == ["A", "B", "C"]
-    assert counts_of(own_mq, [*arguments, *checkpoint_option], capsys) == (
-        1,
-        3,
-        0,
-    )  # another checkpoint is another stream
+    # another checkpoint is another stream
+    assert counts_of(own_mq, [*arguments, *checkpoint_option], capsys) == (1, 3, 0)
     assert counts_of(own_mq, [*arguments, *checkpoint_option], capsys) == (0, 0, 0)
     shutil.rmtree(Path(own_mq.namespace.path) / "streams" / "files")
-    assert counts_of(own_mq, arguments, capsys) == (
-        1,
-        3,
-        0,
-    )  # without its checkpoint it is a new stream, too, and no row is skipped
+    # without its checkpoint it is a new stream, too, and no row is skipped
+    assert counts_of(own_mq, arguments, capsys) == (1, 3, 0)
 
 
 def test_a_batch_that_a_gate_refuses_ends_the_job_with_its_error_and_is_tried_again(
@@ -204,8 +198,6 @@ def test_spark_submit_runs_the_job_from_the_shipped_zip(
         (["--source-format", "nope"], "nope", 1),
         (["--source-format", "rate", "--topic", "no.such.topic"], "UNKNOWN_TOPIC", 1),
         (["--source-format", "rate", "--value", "v"], "`v`", 5),
-        (["--source-format", "rate", "--value", "1 +"], "PARSE_SYNTAX_ERROR", 5),
-        (["--source-format", "rate", "--value", "timestamp"], "wrong type", 5),
         (["--source-format", "json"], "path", 1),
         (["--source-format", "rate", "--value", "'v'", "--query", "../x"], "name of the query is not valid", 1),
     ],
@@ -235,7 +227,6 @@ def test_missing_namespace_is_named_in_one_line(
         [],
         ["--path", "x", "--topic", "t"],
         ["--path", "x", "--source-format", "json", "--topic", "t"],
-        ["--path", "x", "--source-format", "json", "--topic", "t", "--query", "q", "--source-option", "path"],
         ["--path", "x", "--source-format", "json", "--topic", "t", "--query", "q", *TWICE],
     ],
 )
