@@ -103,7 +103,6 @@ class Connection(LogAccess):
             new_id,
             open_objects.check_open,
             namespace.config,
-            self._new_follow_line,
         )
         super().__init__(fetcher, consumers, open_objects, clock, self.transaction, spark is not None)
         self._producers, self._publish_clock = open_objects.producers, StoreClock(clock, namespace.files.time_ms)

@@ -1,9 +1,8 @@
 """Attendance: find members of groups that are lost or overdue, by the heartbeats of their processes.
 
-A process sends a beat every few seconds: on its line to the leader (`letters.lines`), or as an object in the
-store. The beat lists the process's members, with how often each has polled. About once a second the leader reads all
-beats in another thread, compares them with those it has seen, and reports silent members. A step then removes them
-from their groups. Objects are left unread while the beats of all members come on lines.
+A process puts a beat into the store every few seconds. The beat lists the process's members, with how often each has
+polled. About once a second the leader reads all beats in another thread, compares them with those it has seen, and
+reports silent members. A step then removes them from their groups.
 
 Nothing seen here becomes part of a step: a new leader starts with the beats in the store. Three rules keep every live
 member safe.
@@ -37,11 +36,10 @@ from ..protocol.codec.beat import MemberBeat, OverdueMember, decode_beat, encode
 from ..protocol.values.assignments import GroupMember
 from ..protocol.values.groups import MemberSilent
 from ..protocol.values.state import State
-from .letters.lines import LineBeats
 
 log = logging.getLogger("lakemq.serve")
 
-# Read the heartbeats of a namespace: those that have come on lines, and those that are objects in the store.
+# Read the heartbeats of a namespace.
 
 
 MemberKey = tuple[str, str]
@@ -64,26 +62,20 @@ class BeatReading(NamedTuple):
     """The result of reading all beats.
 
     began_ms, ended_ms: by the leader's steady clock; beats: by the id of their process's beats; gone: identities of
-    processes that have certainly ended; has_objects: whether objects were read, and not only lines.
+    processes that have certainly ended.
     """
 
     began_ms: int
     ended_ms: int
     beats: dict[str, NewestBeat]
     gone: set[str]
-    has_objects: bool = True
 
 
 class BeatReader:
-    """Reads heartbeats for one term of leadership, in a thread of its own.
-
-    Attributes:
-        line_beats: the beats that have come on lines. None: there are no lines.
-    """
+    """Reads heartbeats for one term of leadership, in a thread of its own."""
 
     def __init__(self, beats: Beats, clock: Clock) -> None:
         self._beats, self._clock = beats, clock
-        self.line_beats: LineBeats | None = None
         self._notes: set[str] = set()
         """Ids of beats that this leader has written for members without any."""
 
@@ -93,7 +85,6 @@ class BeatReader:
         abandoned: list[str],
         first_members: set[MemberKey] | None,
         processes: set[str],
-        needs_objects: bool,
     ) -> BeatReading:
         """Read all beats, and delete the abandoned ones.
 
@@ -103,30 +94,25 @@ class BeatReader:
             first_members: all members in the first reading of a term, else None. A member without a beat gets one,
                 which tells the next leader for how long it has had none.
             processes: identities of the members' processes.
-            needs_objects: whether to read objects, too, and not only lines.
         """
         began_ms = self._clock.steady_ms()
         # read the store's time before the beats: if this process stops in between, beats seem younger, never older
         store_ms = self._read_store_time() if first_members is not None else None
         own = read_own_identity() if self._beats.is_on_local_disk else ""
         beats: dict[str, NewestBeat] = {}
-        objects = self._beats.read_newest(first=used) if needs_objects else {}
-        for beats_id, (number, body) in objects.items():
+        for beats_id, (number, body) in self._beats.read_newest(first=used).items():
             if beats_id in self._notes:
                 continue
             members = None if body is None else _decode_members(body)
             age_ms = 0 if store_ms is None else self._read_age_ms(beats_id, number, store_ms)
             beats[beats_id] = NewestBeat(number, members, age_ms)
-        for beat in [] if self.line_beats is None else self.line_beats.read_all():
-            if beat.beats_id not in beats or beats[beat.beats_id].number < beat.number:
-                beats[beat.beats_id] = NewestBeat(beat.number, beat.members, 0)
         gone = {process for process in processes if is_process_gone(process, own)}
         if first_members and all(beat.members is not None for beat in beats.values()):
             named = {(beating.group, beating.member_id) for beat in beats.values() for beating in beat.members or ()}
             self._put_note(sorted(first_members - named))
         if abandoned:
             self._beats.forget(abandoned)
-        return BeatReading(began_ms, self._clock.steady_ms(), beats, gone, needs_objects)
+        return BeatReading(began_ms, self._clock.steady_ms(), beats, gone)
 
     def _read_store_time(self) -> int | None:
         try:
@@ -163,7 +149,7 @@ def _decode_members(body: bytes) -> list[MemberBeat]:
 
 # Write down which members are overdue, so that people see a stuck member before it is lost.
 #
-# Heartbeats that come on lines are known to the leader alone, and a session may last for minutes. So the leader notes
+# What is new in a heartbeat is known to the leader alone, and a session may last for minutes. So the leader notes
 # the members whose heartbeats have stopped, or that have not polled for long, where every process can read it. A note
 # is written only if its members change: usually there is none, and it costs no request to a store.
 
@@ -240,18 +226,14 @@ class OverdueMembers:
 # Attendance: which members are lost.
 
 
-READ_INTERVAL_MS = 1_000
+READ_INTERVAL_MS, STORE_READ_INTERVAL_MS = 1_000, 3_000
+"""Time between two readings. In a store each costs requests, and no process is known to have ended."""
 MAX_READ_GAP_MS = 5_000
 """Longest normal time between two readings. If it takes longer, the leader or its store was stopped."""
 MAX_READ_MS = 30_000
 """How long a run of `step` waits for one reading."""
 ABANDONED_AFTER_MS = 3_600_000
 """Beats that name no member and stay unchanged for this long are deleted."""
-_LATE_MS = 1_000
-"""How late a beat on a line may be before the leader also reads objects. The leader confirms each beat on the line, and
-a process that gets no confirmation writes an object."""
-_RUSH_MS = 100
-"""Time between two readings when lines with members close one after the other."""
 _SOON_MS = 5
 """About how long a reading takes on a disk."""
 
@@ -302,12 +284,8 @@ class Attendance:
         self._last_began_ms: int | None = None
         self._last_ended_ms: int | None = None
         self._deadline_ms: int | None = None
-        self._is_first_reading, self._needs_objects = True, False
-        self._cannot_read = False
-
-    def use_line_beats(self, line_beats: LineBeats) -> None:
-        """Count also the beats that come on these lines."""
-        self._reader.line_beats = line_beats
+        self._is_first_reading, self._cannot_read = True, False
+        self._interval_ms = READ_INTERVAL_MS if beats.is_on_local_disk else STORE_READ_INTERVAL_MS
 
     def find_silent_members(self, state: State) -> list[MemberSilent]:
         """Return the members that the last finished reading found silent, and begin a reading when one is due."""
@@ -319,13 +297,11 @@ class Attendance:
             self._running_since_ms = self._clock.steady_ms()
             members = _list_members(state)
             first_members = set(members) if self._is_first_reading else None
-            needs_objects = self._is_first_reading or self._needs_objects or not self._all_beat_on_lines(state)
-            self._needs_objects = False
             processes = {member.process for member in members.values() if member.process}
             used = {beats_id for record in self._records.values() for beats_id in record.marks}
             abandoned = self._find_abandoned_beats(used)
             self._running = self._executor.submit(
-                self._read, partial(self._reader.read, used, abandoned, first_members, processes, needs_objects)
+                self._read, partial(self._reader.read, used, abandoned, first_members, processes)
             )
         return silent
 
@@ -343,9 +319,7 @@ class Attendance:
         now_ms = self._clock.steady_ms()
         if self._last_began_ms is None:
             return 0
-        line_beats = self._reader.line_beats
-        has_lost_line = line_beats is not None and line_beats.has_lost
-        due_ms = self._last_began_ms + (_RUSH_MS if has_lost_line else READ_INTERVAL_MS)
+        due_ms = self._last_began_ms + self._interval_ms
         if self._deadline_ms is not None and self._deadline_ms >= self._last_began_ms:
             due_ms = min(due_ms, self._deadline_ms + 1)
         return max(0, due_ms - now_ms)
@@ -372,20 +346,6 @@ class Attendance:
         ]
         return max([0, *(max(1, wait_ms) for wait_ms in waits)])
 
-    def _all_beat_on_lines(self, state: State) -> bool:
-        """Return whether recent beats on open lines name every member, so that objects need not be read."""
-        line_beats = self._reader.line_beats
-        if line_beats is None:
-            return False
-        now_ms = self._clock.steady_ms()
-        prompt = {
-            (beating.group, beating.member_id)
-            for beat in line_beats.list_newest()
-            for beating in beat.members
-            if now_ms - beat.at_ms <= beating.interval_ms + _LATE_MS
-        }
-        return prompt.issuperset(_list_members(state))
-
     # -- judging ----------------------------------------------------------------------------------------
 
     def _take_reading(self, state: State, running: Future[BeatReading]) -> list[MemberSilent]:
@@ -410,8 +370,7 @@ class Attendance:
                 self._note_beat(key, beating, beats_id, beat, reading, sessions_ms.get(key))
             if beat.members is None:
                 self._note_replaced_beat(beats_id, beat.number, reading.began_ms)
-        if reading.has_objects:
-            self._unchanged = {key: since for key, since in self._unchanged.items() if key in reading.beats}
+        self._unchanged = {key: since for key, since in self._unchanged.items() if key in reading.beats}
         self._is_first_reading = False
         return list(self._find_silent(state, reading, before_ms))
 
@@ -475,8 +434,6 @@ class Attendance:
                 overdue[key] = times
             reason, deadline_ms = _judge_member(record, member, reading.began_ms, before_ms)
             deadlines.append(deadline_ms)
-            if reason == "session" and not reading.has_objects:  # its process may have begun to write objects
-                reason, self._needs_objects = "", True
             if member.process in reading.gone and member.instance_id is None:
                 reason = "process"
             if reason:

@@ -125,11 +125,10 @@ class Term:
         return self.state.schedules.is_due(self.time.store_ms())
 
     def use_lines(self, lines: LineServer | None) -> None:
-        """Take letters and heartbeats also from these lines, and tell their followers of steps."""
+        """Take letters also from these lines, and tell their followers of steps."""
         self.lines = lines
         if lines is not None:
             lines.followers.note_step(self.state.step)
-            self.attendance.use_line_beats(lines.beats)
 
     def announce_step(self) -> None:
         """Tell the followers on lines of the newest step."""

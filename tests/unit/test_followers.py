@@ -20,7 +20,7 @@ from lakemq.engine.client.fetch.fetcher import Fetcher
 from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.client.fetch.step_waiter import StepWaiter
 from lakemq.engine.client.requests.direct_line import DirectLine, FollowLine
-from lakemq.engine.namespace.line_frames import FollowFrameKind, Frame, Hello, encode_frame, encode_number_frame
+from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, encode_frame, encode_number_frame
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage.coordination.step_objects import step_name
 from lakemq.tables.storage.object_stores import inotify
@@ -39,11 +39,11 @@ def leader(tmp_path: Path) -> Iterator[Leader]:
 
 
 def await_step(client: Client, step: int) -> None:
-    client.send(encode_number_frame(FollowFrameKind.AWAIT_STEP, step))
+    client.send(encode_number_frame(FrameKind.AWAIT_STEP, step))
 
 
 def hint(step: int) -> Frame:
-    return Frame(FollowFrameKind.STEP, step.to_bytes(8, "big"))
+    return Frame(FrameKind.STEP, step.to_bytes(8, "big"))
 
 
 def has_nothing(client: Client) -> bool:
@@ -106,14 +106,14 @@ def test_a_follower_that_does_not_read_gets_one_hint_and_holds_up_nobody(leader:
     assert quick.receive() == hint(2_000)
     frame = slow.receive()
     assert frame is not None
-    assert frame.kind == FollowFrameKind.STEP
+    assert frame.kind == FrameKind.STEP
     assert has_nothing(slow)
 
 
 @pytest.mark.parametrize("content", [b"", b"1234567", b"123456789"])
 def test_a_bad_number_closes_the_line(leader: Leader, content: bytes) -> None:
     client = leader.connect().greet()
-    client.send(encode_frame(FollowFrameKind.AWAIT_STEP, content))
+    client.send(encode_frame(FrameKind.AWAIT_STEP, content))
     assert client.receive() is None
 
 

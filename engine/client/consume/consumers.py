@@ -30,7 +30,6 @@ from ..fetch.plan import Bounds, Isolation, check_isolation
 from ..fetch.rows import RowGroupCache
 from ..fetch.step_waiter import StepWaiter
 from ..groups.stalls import find_open_transactions
-from ..requests.direct_line import FollowLine
 from ..requests.requester import Requester
 from .consumer import ConsumerParts, RangeFetcher
 from .group_consumer import GroupConsumer, MemberConsumer, read_member_options
@@ -57,17 +56,13 @@ class ConsumerFactory:
         new_id: Callable[[], str],
         check_open: Callable[[], None],
         config: EngineConfig,
-        new_line: Callable[[], FollowLine],
     ) -> None:
-        """check_open: raises IllegalState once the connection is closed. config: has the defaults of options.
-
-        new_line: returns a new line to the leader, for heartbeats.
-        """
+        """check_open: raises IllegalState once the connection is closed. config: has the defaults of options."""
         self._defaults = config.member_defaults
         self._default_protocol = str(config.group_defaults.get("group.protocol", GROUP["group.protocol"].default))
         self._requester, self._fetcher, self._clock = requester, fetcher, clock
         self._new_id, self._check_open = new_id, check_open
-        self._heartbeats = HeartbeatThread(beats, new_id, new_line)
+        self._heartbeats = HeartbeatThread(beats, new_id)
 
     def create_for_partitions(self, group: Any, assign: Any, options: dict[str, Any]) -> AssignedConsumer:
         """Return a consumer of these partitions and of all partitions of these topics.

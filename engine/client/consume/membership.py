@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeVar
 
 from lakemq.tables.storage.coordination.beats import Beats
 
-from ...namespace.line_frames import LineBeat
 from ...namespace.process import read_own_identity, start_thread
 from ...protocol.codec.beat import FencedMember, MemberBeat, encode_beat
 from ...protocol.errors import FencedInstanceId, LakeMQError, UnknownMemberId, UnknownServerError
@@ -27,7 +26,6 @@ from ..fetch.plan import Isolation
 from ..groups.lag import GroupProgress, read_progress
 from ..groups.stalls import Stall, find_queue_stalls
 from ..offsets import TopicPartition
-from ..requests.direct_line import FollowLine
 from ..requests.requester import Requester
 from .membership_view import MembershipView, OwnedPartition, Pattern, Subscription, ViewBuilder
 from .open_members import OpenMember, describe_holders
@@ -35,14 +33,13 @@ from .options import find_beginnings, find_new_topics, log_beginnings
 
 log = logging.getLogger("lakemq.consumer")
 
-# Heartbeats: one thread of a connection sends them for all its group members, to show that the process lives.
-#
-# A heartbeat goes on a line to the leader, if there is one and the leader confirms that it counts. Otherwise it is an
-# object, which any leader finds. When the line is lost, the object is written at once.
+# Heartbeats: one thread of a connection sends them for all its group members, to show that the process lives. A
+# heartbeat is an object, which any leader finds.
 
 
-_LOOK_AT_LINE_S = 0.25
-"""How often the thread looks whether its line is still there."""
+_LOOK_AT_ABANDONED_S = 0.25
+"""How often the thread looks for members whose consumers are garbage. The collector may call in a thread that holds any
+lock, so nothing can wake it."""
 
 
 class Heartbeat:
@@ -68,11 +65,8 @@ class Heartbeat:
 class HeartbeatThread:
     """Sends heartbeats while there are members. Thread-safe. In a forked process it does nothing."""
 
-    def __init__(
-        self, beats: Beats, new_id: Callable[[], str], new_line: Callable[[], FollowLine] | None = None
-    ) -> None:
-        """new_line: returns a new line to the leader. None: all heartbeats are objects."""
-        self._beats, self._new_id, self._new_line = beats, new_id, new_line
+    def __init__(self, beats: Beats, new_id: Callable[[], str]) -> None:
+        self._beats, self._new_id = beats, new_id
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._heartbeats: list[Heartbeat] = []
@@ -80,7 +74,7 @@ class HeartbeatThread:
         self._thread: threading.Thread | None = None
         self._fails = False
         self.abandoned: SimpleQueue[OpenMember] = SimpleQueue()
-        """Members whose consumers are garbage. The thread closes them, with its next look at the line or heartbeat."""
+        """Members whose consumers are garbage. The thread closes them, with its next look or heartbeat."""
 
     def add(self, group: str, member_id: str, interval_ms: int, polls: int = 0) -> Heartbeat:
         """Send heartbeats for the member from now on.
@@ -123,7 +117,8 @@ class HeartbeatThread:
         self._try_to(self._beats.put_note, subject, member.fenced_at_ms // 1000, encode_beat([member]))
 
     def _run(self) -> None:
-        sender = _BeatSender(self._new_id(), self._new_line, self._beats, self._try_to)
+        # the id is of this run alone, so that forgetting it at the end hits no other thread's beats
+        beats_id, number = self._new_id(), 0
         while True:
             self._close_abandoned()
             with self._changed:
@@ -133,9 +128,11 @@ class HeartbeatThread:
                     self._thread = None
                     break
                 interval_s = min(heartbeat.interval_ms for heartbeat in self._heartbeats) / 1000
-            sender.send(encode_beat(beatings))
-            self._wait(sender, time.monotonic() + interval_s)
-        sender.close()
+            number += 1
+            self._try_to(self._beats.put, beats_id, number, encode_beat(beatings))
+            self._wait(time.monotonic() + interval_s)
+        if number:
+            self._try_to(self._beats.forget, [beats_id])
 
     def _close_abandoned(self) -> None:
         while not self.abandoned.empty():
@@ -144,11 +141,11 @@ class HeartbeatThread:
             except UnknownServerError as error:
                 log.warning("A consumer that is gone keeps its partitions for max_poll_interval_ms: %s", error)
 
-    def _wait(self, sender: _BeatSender, until_s: float) -> None:
-        """Wait until the next heartbeat is due: at once if a member is new, if the line is lost, or if none is left."""
-        while (left_s := until_s - time.monotonic()) > 0 and not sender.has_lost_line() and self.abandoned.empty():
+    def _wait(self, until_s: float) -> None:
+        """Wait until the next heartbeat is due: at once if a member is new, or if none is left."""
+        while (left_s := until_s - time.monotonic()) > 0 and self.abandoned.empty():
             with self._changed:
-                most_s = min(left_s, _LOOK_AT_LINE_S) if sender.is_on_line else left_s
+                most_s = min(left_s, _LOOK_AT_ABANDONED_S)
                 if self._changed.wait_for(lambda: self._has_news or not self._heartbeats, most_s):
                     return
 
@@ -161,58 +158,6 @@ class HeartbeatThread:
             if not self._fails:
                 log.warning("A heartbeat could not be written. The next one is tried as usual. Error: %s", error)
             self._fails = True
-
-
-class _BeatSender:
-    """Sends the heartbeats of one run of the thread: on a line, or as an object.
-
-    Both share one sequence of numbers, so the leader knows which is newer. While heartbeats go on the line there is no
-    object: a later leader could take an old one for a silent member.
-    """
-
-    def __init__(
-        self,
-        beats_id: str,
-        new_line: Callable[[], FollowLine] | None,
-        beats: Beats,
-        try_to: Callable[..., None],
-    ) -> None:
-        """Create it.
-
-        Args:
-            beats_id: of this run alone, so that forgetting it at the end hits no other thread's beats.
-            new_line: as of HeartbeatThread.
-            try_to: calls a function with arguments, and logs what it raises.
-        """
-        self._beats_id, self._beats, self._try_to = beats_id, beats, try_to
-        self._line = None if new_line is None else new_line()
-        self._number = 0
-        self._has_object = self.is_on_line = False
-
-    def send(self, body: bytes) -> None:
-        self._number += 1
-        # A line that was just lost is opened again with the next heartbeat: a leader that is gone may take seconds.
-        line = None if self.has_lost_line() else self._line
-        self.is_on_line = line is not None and line.send_beat(LineBeat(self._beats_id, self._number, body))
-        if not self.is_on_line:
-            self._try_to(self._beats.put, self._beats_id, self._number, body)
-            self._has_object = True
-        elif self._has_object:
-            self._forget_objects()
-
-    def has_lost_line(self) -> bool:
-        """Return whether the last heartbeat went on a line that is lost by now."""
-        return self.is_on_line and self._line is not None and not self._line.is_open()
-
-    def close(self) -> None:
-        if self._line is not None:
-            self._line.close()
-        if self._has_object:
-            self._forget_objects()
-
-    def _forget_objects(self) -> None:
-        self._try_to(self._beats.forget, [self._beats_id])
-        self._has_object = False
 
 
 # The membership: joining, reading what the group has decided, giving partitions up, leaving.

@@ -29,18 +29,13 @@ from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 from ...namespace.clock import Clock
 from ...namespace.line_frames import (
     MAX_FRAME_BYTES,
-    MAX_LINE_BEAT_BYTES,
-    FollowFrameKind,
     Frame,
     FrameKind,
     FrameReader,
     Hello,
     LineAddress,
-    LineBeat,
     compute_proof,
     decode_address,
-    decode_number,
-    encode_beat_frame,
     encode_hello,
     encode_letter_frame,
     encode_number_frame,
@@ -366,13 +361,11 @@ def _has_ended(connection: socket.socket) -> bool:
         return True
 
 
-# A client's end of a line that carries no letters: it waits for new steps, or sends heartbeats.
+# A client's end of a line that carries no letters: it waits for new steps.
 #
-# Such a line only saves time and requests. Without one, a waiting consumer polls the store, and heartbeats are objects.
+# Such a line only saves time and requests. Without one, a waiting consumer polls the store.
 
 
-BEAT_SEEN_MS = 1_000
-"""Time in which the leader must answer a heartbeat. A leader that is stopped longer may be replaced soon."""
 REDIAL_MS = 1_000
 """Time between two tries to reach a leader."""
 SHORTEST_DIAL_MS = 500
@@ -382,7 +375,7 @@ _SEND_S = 1.0
 
 
 class FollowLine:
-    """A line to the leader, opened when it is needed. For one thread, and for one of its two uses."""
+    """A line to the leader, opened when it is needed. For one thread."""
 
     def __init__(self, dialer: DirectLine, new_id: Callable[[], str], clock: Clock) -> None:
         """dialer: opens connections, and is used for nothing else."""
@@ -423,35 +416,19 @@ class FollowLine:
             return False
         if self._awaited_step != step:
             self._awaited_step = step
-            return self._send(encode_number_frame(FollowFrameKind.AWAIT_STEP, step))
+            return self._send(encode_number_frame(FrameKind.AWAIT_STEP, step))
         return True
 
     def wait_for_hint(self, timeout_ms: float) -> bool:
         """Wait for the leader's hint. Return True if it has come or the line is lost, False if the time is over."""
-        number = self._receive(FollowFrameKind.STEP, timeout_ms)
-        if number is not None:
+        has_come = self._receive(timeout_ms)
+        if has_come:
             self._awaited_step = None
-        return number is not None or self._connection is None
+        return has_come or self._connection is None
 
     def owes_hint(self) -> bool:
         """Return whether the leader was asked for a hint that has not come. This neither waits nor opens the line."""
         return self._awaited_step is not None and not self.wait_for_hint(0)
-
-    def send_beat(self, beat: LineBeat) -> bool:
-        """Send a heartbeat, and wait until the leader counts it. Return False if it must be written as an object."""
-        if len(beat.body) > MAX_LINE_BEAT_BYTES // 2 or not self.open():
-            return False
-        if not self._send(encode_beat_frame(beat)):
-            return False
-        if self._receive(FollowFrameKind.BEAT_SEEN, BEAT_SEEN_MS) != beat.number:
-            self.close()  # the leader may be stopped: what it reads later must not be taken for an answer to the next
-            return False
-        return True
-
-    def is_open(self) -> bool:
-        """Return whether the line is still open after the last heartbeat. It neither waits nor opens the line."""
-        self._receive(FollowFrameKind.BEAT_SEEN, 0)
-        return self._connection is not None
 
     def _send(self, frame: bytes) -> bool:
         assert self._connection is not None
@@ -463,15 +440,15 @@ class FollowLine:
             return False
         return True
 
-    def _receive(self, kind: FollowFrameKind, timeout_ms: float) -> int | None:
-        """Return the number in the next frame, which must be of this kind; None: none came, or the line is lost."""
+    def _receive(self, timeout_ms: float) -> bool:
+        """Return whether a hint has come. False: none came, or the line is lost."""
         deadline_ms = self._clock.steady_ms() + timeout_ms
         try:
             while self._connection is not None:
                 for frame in self._reader.frames():
-                    if frame.kind != kind:
-                        raise ValueError(f"frame {frame.kind}, expected {kind}")
-                    return decode_number(frame.content)
+                    if frame.kind != FrameKind.STEP:
+                        raise ValueError(f"frame {frame.kind}, expected {FrameKind.STEP}")
+                    return True
                 self._connection.settimeout(max(0.0, deadline_ms - self._clock.steady_ms()) / 1000)
                 data = self._connection.recv(_RECEIVED_BYTES)
                 if not data:
@@ -481,8 +458,8 @@ class FollowLine:
             pass
         except (OSError, ValueError) as error:
             self._lose(error)
-        return None
+        return False
 
     def _lose(self, error: Exception) -> None:
-        log.debug("A line for steps or heartbeats has ended: %s", error)
+        log.debug("A line for steps has ended: %s", error)
         self.close()

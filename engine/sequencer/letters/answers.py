@@ -16,7 +16,7 @@ from lakemq.tables.storage.coordination.mailbox import Mailbox
 
 from ...namespace import crash
 from ...namespace.clock import Clock
-from ...namespace.line_frames import FollowFrameKind, encode_number_frame
+from ...namespace.line_frames import FrameKind, encode_number_frame
 from ...protocol.codec.letter import encode_answer
 from ...protocol.values.clients import Answer, Answered, ClientRemoved
 from ...protocol.values.journal import JournalEntry
@@ -271,7 +271,7 @@ class Followers:
                 self._waiting[line] = step
                 return
             self._waiting.pop(line, None)
-        self._send(line, encode_number_frame(FollowFrameKind.STEP, newest))
+        self._send(line, encode_number_frame(FrameKind.STEP, newest))
 
     def send_hints(self) -> None:
         """Tell the clients that wait for a step that is there now."""
@@ -281,7 +281,7 @@ class Followers:
             for line in behind:
                 del self._waiting[line]
         if behind:
-            frame = encode_number_frame(FollowFrameKind.STEP, newest)
+            frame = encode_number_frame(FrameKind.STEP, newest)
             for line in behind:
                 self._send(line, frame)
 

@@ -1,6 +1,6 @@
 """Serve the lines of one term: direct connections on which clients send letters and get answers.
 
-Clients also wait on lines for new steps (`Followers`), and send heartbeats on them (`LineBeats`).
+Clients also wait on lines for new steps (`Followers`).
 
 One thread accepts connections (`line_acceptor`) and reads. What it shares with the sequencer's thread is in
 `line_table`. A client that comes over TCP is welcomed when other threads have read its proof.
@@ -22,7 +22,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from lakemq.tables.storage.coordination.mailbox import LetterName
 from lakemq.tables.storage.object_stores.files import Files
@@ -30,169 +29,19 @@ from lakemq.tables.storage.object_stores.files import Files
 from ...namespace.clock import Clock
 from ...namespace.line_frames import (
     BadFrame,
-    FollowFrameKind,
     Frame,
     FrameKind,
     Hello,
     LineAddress,
-    LineBeat,
-    decode_beat_frame,
     decode_hello,
     decode_letter_frame,
     decode_number,
-    encode_number_frame,
 )
-from ...protocol.codec.beat import MemberBeat, decode_beat
 from .answers import Followers
 from .line_acceptor import CheckedHello, LineAcceptor, ProofChecker
 from .line_table import Line, LineLetter, LineListener, LineTable
 
 log = logging.getLogger("lakemq.serve")
-
-# The heartbeats that have come on the lines of one term.
-#
-# A process whose line is open sends its heartbeats on it, and writes no objects. Three rules keep its members safe:
-#
-# 1. A heartbeat counts only while steps land. `lines` closes every line when none has begun for a lease: another
-#    sequencer may lead then, and would never hear of what comes here.
-# 2. The process is told of each heartbeat that counts. When it is not told in time, or its line closes, it writes the
-#    object at once.
-# 3. No member counts as silent before everything that had arrived on lines was read (`read_all`).
-
-
-MAX_BYTES = 64 << 20
-"""Bytes of the newest heartbeats of all lines. A line whose heartbeat would exceed this is closed."""
-_MEMBER_BYTES = 80
-"""About the memory of a member, whose beat may have 4 bytes."""
-READ_TIMEOUT_S = 5.0
-"""How long `read_all` waits for the reading thread, which never takes that long unless the process is stopped."""
-
-_MAX_CLOSED = 4096
-"""How many beats of closed lines are kept. Lines that close in a second are fewer, except in an attack.
-
-Together they have at most MAX_BYTES, too: a client may close its line and open another one again and again.
-"""
-
-
-@dataclass(frozen=True)
-class ProcessBeat:
-    """The newest heartbeat on a line.
-
-    Attributes:
-        number: grows with each heartbeat of the process, also with those in objects.
-        at_ms: when it was read, by the steady clock.
-        size_bytes: of its content and its members in memory, about.
-    """
-
-    beats_id: str
-    number: int
-    members: list[MemberBeat]
-    at_ms: int
-    size_bytes: int
-
-
-class LineBeats:
-    """The newest heartbeat of each line. Thread-safe."""
-
-    def __init__(self, clock: Clock, wake_reader: Callable[[], None]) -> None:
-        """wake_reader: called to have the reading thread read at once what has arrived."""
-        self._clock, self._wake_reader = clock, wake_reader
-        self._changed = threading.Condition()
-        self._by_line: dict[Line, ProcessBeat] = {}
-        self._last: dict[str, ProcessBeat] = {}
-        """Id of beats -> the last one of a line that has closed since the last `read_all`."""
-        self._size_bytes = self._last_bytes = 0
-        self._is_over = self._has_lost = False
-        self._rounds_requested = self._rounds_done = 0
-        """Numbers of rounds of the reading thread over all lines. Each begins after it was requested."""
-
-    # -- any thread -------------------------------------------------------------------------------------
-
-    @property
-    def has_lost(self) -> bool:
-        """Whether a line with heartbeats has closed since the last `list_newest`."""
-        return self._has_lost
-
-    def list_newest(self) -> list[ProcessBeat]:
-        """Return the newest heartbeat of each open line, and reset `has_lost`."""
-        with self._changed:
-            self._has_lost = False
-            return list(self._by_line.values())
-
-    def read_all(self) -> list[ProcessBeat]:
-        """Return the newest heartbeats once everything was read that had arrived before this call.
-
-        They are those of the open lines, and the last ones of lines that have closed since the last call.
-
-        Raises TimeoutError: the reading thread does not answer, so nobody may be judged by what it has read.
-        """
-        with self._changed:
-            self._rounds_requested += 1
-            number = self._rounds_requested
-        self._wake_reader()
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._is_over or self._rounds_done >= number, READ_TIMEOUT_S):
-                raise TimeoutError(f"the lines were not read within {READ_TIMEOUT_S:.0f} s")
-            closed, self._last, self._last_bytes = self._last, {}, 0
-            return [*closed.values(), *self._by_line.values()]
-
-    # -- the reading thread -----------------------------------------------------------------------------
-
-    def note(self, line: Line, beat: LineBeat) -> None:
-        """Note a heartbeat. Raises BadFrame."""
-        try:
-            members = decode_beat(beat.body)
-        except ValueError as error:
-            raise BadFrame(f"not a heartbeat: {error}") from error
-        size_bytes = len(beat.body) + _MEMBER_BYTES * len(members)
-        newest = ProcessBeat(beat.beats_id, beat.number, members, self._clock.steady_ms(), size_bytes)
-        with self._changed:
-            before = self._by_line.get(line)
-            total_bytes = self._size_bytes + newest.size_bytes - (before.size_bytes if before else 0)
-            if total_bytes > MAX_BYTES:
-                raise BadFrame(f"the heartbeats of all lines have more than {MAX_BYTES} bytes")
-            self._size_bytes, self._by_line[line] = total_bytes, newest
-
-    def forget(self, line: Line) -> bool:
-        """Forget the heartbeats of a line that has closed. Return whether it had any."""
-        with self._changed:
-            beat = self._by_line.pop(line, None)
-            if beat is None:
-                return False
-            self._size_bytes -= beat.size_bytes
-            self._has_lost = True
-            self._keep_last(beat)
-            return True
-
-    def _keep_last(self, beat: ProcessBeat) -> None:
-        before = self._last.get(beat.beats_id)
-        size_bytes = self._last_bytes + beat.size_bytes - (before.size_bytes if before else 0)
-        is_room = before is not None or len(self._last) < _MAX_CLOSED
-        if is_room and size_bytes <= MAX_BYTES:
-            self._last_bytes, self._last[beat.beats_id] = size_bytes, beat
-
-    @property
-    def is_round_requested(self) -> bool:
-        """Whether somebody waits for a round that has not begun yet."""
-        return self._rounds_requested != self._rounds_done
-
-    def begin_round(self) -> int:
-        """Return the number of the round over all lines that begins now."""
-        return self._rounds_requested
-
-    def end_round(self, number: int) -> None:
-        """Note that everything was read that had arrived before this round began."""
-        if number != self._rounds_done:
-            with self._changed:
-                self._rounds_done = number
-                self._changed.notify_all()
-
-    def end(self) -> None:
-        """Note that no heartbeat can come any more."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
-
 
 # The reading thread, which serves the lines.
 
@@ -216,7 +65,6 @@ class LineServer:
     Attributes:
         table: the lines and the letters that have come on them.
         followers: the lines whose clients wait for a step.
-        beats: the heartbeats that have come on lines.
     """
 
     def __init__(
@@ -246,7 +94,6 @@ class LineServer:
         self.table = LineTable(clock, self._wake)
         self._proofs = ProofChecker(files, clock, self._wake)
         self.followers = Followers(self.table.send, self._wake)
-        self.beats = LineBeats(clock, self._wake)
         self._step_began_ms, self._looked_at_ms = step_began_ms, clock.steady_ms()
         self._is_drain_requested = self._is_closing = self._is_over = False
         self._drained_at_ms: int | None = None
@@ -321,16 +168,14 @@ class LineServer:
         is_drain = self._is_drain_requested
         if is_drain:  # a request that comes between these two lines is served, too: everything is read after them
             self._is_drain_requested = False
-        begun_ms, beats_round = self._clock.steady_ms(), self.beats.begin_round()
-        is_hurried = is_drain or self.beats.is_round_requested
-        for key, mask in self._selector.select(0 if is_hurried else _TURN_MS / 1000):
+        begun_ms = self._clock.steady_ms()
+        for key, mask in self._selector.select(0 if is_drain else _TURN_MS / 1000):
             if isinstance(key.data, Line):
                 self._serve_line(key.data, mask)
             elif isinstance(key.data, LineListener):
                 self._accept(key.data)
             else:
                 self._take_wake_ups()
-        self.beats.end_round(beats_round)
         if is_drain:
             self._drained_at_ms = begun_ms
             self._news.set()
@@ -401,26 +246,16 @@ class LineServer:
             raise BadFrame("a frame before the welcome")
         elif not line.client_id:
             self._greet(line, frame)
-        elif frame.kind in (FollowFrameKind.AWAIT_STEP, FollowFrameKind.BEAT):
-            self._take_follow_frame(line, frame)
+        elif frame.kind == FrameKind.AWAIT_STEP:
+            if line.output:
+                raise BadFrame("a follower that has not taken the frame before")
+            self.followers.add(line, decode_number(frame.content))
         elif frame.kind != FrameKind.LETTER or line.is_busy:
             raise BadFrame(f"frame {frame.kind} where a letter was expected, or a second letter at once")
         else:
             number, body = decode_letter_frame(frame.content)
             self.table.add_letter(LineLetter(_check_name(line.client_id, number, self._clock.now_ms()), body, line))
             self._news.set()
-
-    def _take_follow_frame(self, line: Line, frame: Frame) -> None:
-        if line.output:
-            raise BadFrame("a follower that has not taken the frame before")
-        if frame.kind == FollowFrameKind.AWAIT_STEP:
-            self.followers.add(line, decode_number(frame.content))
-            return
-        if self._is_silent():
-            raise BadFrame("a heartbeat while no step lands, which may be for another leader")
-        beat = decode_beat_frame(frame.content)
-        self.beats.note(line, beat)
-        self.table.send(line, encode_number_frame(FollowFrameKind.BEAT_SEEN, beat.number))
 
     def _greet(self, line: Line, frame: Frame) -> None:
         if frame.kind != FrameKind.HELLO:
@@ -473,8 +308,6 @@ class LineServer:
             self._selector.unregister(line.connection)
         self.followers.forget(line)
         self.table.remove(line)
-        if self.beats.forget(line):
-            self._news.set()
 
     def _end(self) -> None:
         for line in self.table.lines():
@@ -486,7 +319,6 @@ class LineServer:
             end.close()
         self._is_over = True
         self._drop_new_listeners()
-        self.beats.end()
         self._news.set()
         _open_lines.discard(self)
 
