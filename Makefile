@@ -159,6 +159,10 @@ soak: $(READY) ## processes stopped and killed at random for SECONDS=600, by SEE
 mutations: $(READY) ## every comparison and number in the rules of groups changed, one at a time: does a test notice? About half an hour
 	$(BIN)/python tests/mutations/run.py
 
+.PHONY: walks
+walks: $(READY) ## how many files of the product a poll, a publish and a fetch walk through
+	$(BIN)/python tests/walks.py
+
 .PHONY: lint
 lint: $(READY) types ## format, lint, types, layers, language
 	$(BIN)/ruff check
