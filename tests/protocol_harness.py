@@ -396,7 +396,6 @@ def plain(state: State) -> dict[str, Any]:
         "delays",
         "schedules",
         "changes",
-        "recent_changes",
     )
     shallow = {part.name: getattr(state, part.name) for part in fields(state) if part.name not in soft}
     return {

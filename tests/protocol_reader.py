@@ -1,14 +1,10 @@
 """A reader of the log: the segments of the steps, offset by offset, for both isolations."""
 
-from collections.abc import Iterable, Sequence
-from copy import deepcopy
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from lakemq.engine.client.consume.membership_view import MembershipView, ViewBuilder
-from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.segments import segments_to_table
-from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import Topic
 
 NO_FILE = -1
@@ -62,33 +58,3 @@ class Reader:
             for offset in range(int(topic.log_starts[partition]), int(ends[partition]))
             if not log[offset].is_marker and not (committed and (tp, offset) in self.aborted)
         }
-
-
-class FollowedViews:
-    """The views that members of a group build while they follow the steps. They share what has not changed.
-
-    The first member builds one after each step, the second after each second step, and so on.
-    """
-
-    def __init__(self, group: str, members: Sequence[str]) -> None:
-        self.state, self._group = State(), group
-        self._builders = {member: ViewBuilder(group, "read_committed") for member in members}
-        self._followed_count = 0
-        self.last: dict[str, MembershipView] = {}
-        self._as_built: dict[str, MembershipView] = {}
-
-    def check(self, steps: Sequence[Step]) -> None:
-        """Follow the steps. Check that each view equals one that shares nothing, and that no later step changes it."""
-        for step in steps[self._followed_count :]:
-            machine.follow(self.state, [step])
-            for number, (member, builder) in enumerate(self._builders.items(), 1):
-                if step.step % number == 0:
-                    self._check_view(member, builder.build(member, None, self.state))
-        self._followed_count = len(steps)
-
-    def _check_view(self, member: str, view: MembershipView) -> None:
-        whole = ViewBuilder(self._group, "read_committed").build(member, None, self.state)
-        assert view == whole
-        assert list(view.owned) == list(whole.owned)
-        assert self.last.get(member) == self._as_built.get(member)
-        self.last[member], self._as_built[member] = view, deepcopy(view)

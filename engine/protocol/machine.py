@@ -33,7 +33,7 @@ from .values.delays import RangeKey, RangesDue
 from .values.journal import JournalEntry, Step
 from .values.kinds import AnyRequest, AnyResult
 from .values.segments import NO_SEGMENTS, Segments
-from .values.state import State
+from .values.state import Changes, State
 
 # Timers run in this order: transactions time out before silent clients and producers are forgotten.
 SUBJECTS = (
@@ -249,10 +249,9 @@ def begin_step(state: State, now_ms: int) -> int:
 
 
 def follow(state: State, steps: Iterable[Step]) -> None:
-    """Fold decided steps, in order, into a state that is never projected: it keeps only its last changes."""
-    since_step = state.step
+    """Fold decided steps, in order, into a state that is never projected, and forget what they have changed."""
     replay(state, steps)
-    state.keep_changes(since_step)
+    state.changes = Changes()
 
 
 def replay(state: State, steps: Iterable[Step]) -> State:

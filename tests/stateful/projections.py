@@ -28,7 +28,7 @@ PROJECTED = tuple(PROJECT)
 
 def plain(state: State) -> dict[str, Any]:
     """Return a state that can be compared: arrays as lists, without what depends on who shares its topics."""
-    omitted = ("shared_topics", "touched_groups", "changes", "recent_changes")
+    omitted = ("shared_topics", "touched_groups", "changes")
     fields = {part.name: getattr(state, part.name) for part in dataclasses.fields(state) if part.name not in omitted}
     fields["topics"] = {
         topic_id: {name: part.tolist() if isinstance(part, np.ndarray) else part for name, part in vars(t).items()}

@@ -14,7 +14,6 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from protocol_harness import Harness, plain
-from protocol_reader import FollowedViews
 from protocol_tables import add_pass, mark_of, restored
 from stateful.runs import runs
 
@@ -80,7 +79,6 @@ class Groups(RuleBasedStateMachine):
         self.move_limit = patch.object(reconciling, "MAX_MOVES", 1)
         self.move_limit.start()
         self.mq = Harness()
-        self.views = FollowedViews(GROUP, [f"C{n}" for n in range(1, 4)])
         self.mq.create("t", 3)
         self.mq.create("u", 2)
         self.late_targets: list[TargetComputed] = []
@@ -354,10 +352,6 @@ class Groups(RuleBasedStateMachine):
         self.mq.state.groups, self.mq.state.touched_groups = reloaded.groups, reloaded.touched_groups
 
     # -- invariants -------------------------------------------------------------------------------------
-
-    @invariant()
-    def a_view_that_shares_unchanged_partitions_equals_one_that_shares_nothing(self) -> None:
-        self.views.check(self.mq.steps)
 
     # Invariants run in the order of their names. Those after this one need what it notes.
     @invariant()

@@ -13,7 +13,6 @@ import msgspec
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 from protocol_harness import Harness, plain
-from protocol_reader import FollowedViews
 from protocol_tables import add_pass, mark_of, restored
 from stateful.runs import runs
 
@@ -69,7 +68,6 @@ class Queues(RuleBasedStateMachine):
         self.move_limit = patch.object(reconciling, "MAX_MOVES", 1)
         self.move_limit.start()
         self.mq = Harness()
-        self.views = FollowedViews(GROUP, [f"C{n}" for n in range(1, 4)])
         self.mq.create("t", 2)
         self.mq.ask(InitProducer("tx", 900_000))
         self.messages: dict[tuple[TopicIdPartition, int], QueuedMessage] = {}
@@ -374,10 +372,6 @@ class Queues(RuleBasedStateMachine):
             assert not free
 
     # -- invariants -------------------------------------------------------------------------------------
-
-    @invariant()
-    def a_view_that_shares_unchanged_partitions_equals_one_that_shares_nothing(self) -> None:
-        self.views.check(self.mq.steps)
 
     @invariant()
     def the_state_equals_the_model(self) -> None:

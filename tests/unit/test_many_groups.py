@@ -6,7 +6,7 @@ import pytest
 from protocol_harness import Harness
 
 from lakemq.engine.client.consume import membership_view
-from lakemq.engine.client.consume.membership_view import ViewBuilder
+from lakemq.engine.client.consume.membership_view import build_view
 from lakemq.engine.client.fetch.plan import Bounds, read_bounds
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules.reconciling import find_groups_without_target
@@ -114,7 +114,7 @@ def test_member_reads_bounds_of_its_own_partitions_only(monkeypatch: pytest.Monk
         return bounds
 
     monkeypatch.setattr(membership_view, "read_bounds", note_bounds)
-    owned = ViewBuilder("g", "read_committed").build("C2", None, mq.state).owned
+    owned = build_view(mq.state, "g", "C2", None, "read_committed").owned
     assert len(owned) == len(looked_at) == 10
     everything = read_bounds(mq.state.topic("t"), "read_committed")
     assert all(assigned.bounds == everything[partition] for (_, partition), assigned in owned.items())

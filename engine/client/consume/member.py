@@ -47,8 +47,6 @@ class Member(ABC):
         self.generation: int | None = None
         """Generation of a classic group in which the partitions were assigned."""
         self.is_subscribed = True
-        self._settled: OwnedPartitions | None = None
-        """The partitions of the last view, if it had nothing to report and none that the group wants back."""
         self._pid = os.getpid()
 
     @property
@@ -116,7 +114,6 @@ class Member(ABC):
             try:
                 self._report_all_revoked()
             finally:
-                self._settled = None
                 self.drop_all()
                 self.partitions.clear()
                 if not for_good:
@@ -158,8 +155,6 @@ class Member(ABC):
 
         What follows a revocation is done after the listener has returned, even if it raises.
         """
-        if view.owned is self._settled:
-            return False
         lost = self._find_lost(view.owned)
         self._report_loss(lost)
         revoked = self.find_revoked(view.owned)
@@ -176,10 +171,7 @@ class Member(ABC):
             self.take(new)
             self._listener.on_assigned(sorted(new))
             self.check_open()
-        has_news = bool(lost or revoked or new)
-        is_settled = not has_news and not any(partition.is_paused for partition in view.owned.values())
-        self._settled = view.owned if is_settled else None
-        return has_news
+        return bool(lost or revoked or new)
 
     def _find_lost(self, owned: OwnedPartitions) -> list[TopicPartition]:
         """Return reported partitions that the member has no longer, or has under a later assignment."""
@@ -189,7 +181,6 @@ class Member(ABC):
 
     def _report_loss(self, topic_partitions: Sequence[TopicPartition]) -> None:
         news: list[TopicPartition] = []
-        self._settled = None
         for tp in topic_partitions:
             self.partitions.pop(tp, None)
             if self.lose(tp):

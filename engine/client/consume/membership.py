@@ -27,7 +27,7 @@ from ..groups.lag import GroupProgress, read_progress
 from ..groups.stalls import Stall, find_queue_stalls
 from ..offsets import TopicPartition
 from ..requests.requester import Requester
-from .membership_view import MembershipView, OwnedPartition, Pattern, Subscription, ViewBuilder
+from .membership_view import MembershipView, OwnedPartition, Pattern, Subscription, build_view
 from .open_members import OpenMember, describe_holders
 from .options import find_beginnings, find_new_topics, log_beginnings
 
@@ -225,7 +225,8 @@ class Membership:
         self._describe_deletion = describe_deletion
         self._query_groups = query_groups
         self.group, self._isolation, self.options = group, isolation, options
-        self._views = ViewBuilder(group, isolation)
+        self._newest: tuple[str, int, MembershipView] | None = None
+        """The member, the step, and its view as of it. A poll asks for it several times."""
         self._process = read_own_identity()
         self.member_id = ""
         self.news = threading.Event()
@@ -407,7 +408,11 @@ class Membership:
         return self._build_view(state)
 
     def _build_view(self, state: State) -> MembershipView:
-        return self._views.build(self.member_id, self.options.instance_id, state)
+        newest = self._newest
+        if newest is None or newest[:2] != (self.member_id, state.step):
+            view = build_view(state, self.group, self.member_id, self.options.instance_id, self._isolation)
+            newest = self._newest = self.member_id, state.step, view
+        return newest[2]
 
     def read_progress(self, newest: bool = True) -> GroupProgress:
         """Return how far the group has come in all partitions of the topics that this member asks for.

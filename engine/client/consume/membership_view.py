@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -94,33 +93,13 @@ class QueueSettings:
 
 
 @dataclass(frozen=True)
-class GroupSettings:
-    """The settings of a group that its members need.
-
-    Attributes:
-        config: the group's own settings, from which the others were read.
-        is_classic: members give up all partitions before any are assigned again.
-        queue: None unless the group is a queue group.
-    """
-
-    config: Mapping[str, Any]
-    is_classic: bool
-    queue: QueueSettings | None
-
-    @classmethod
-    def of(cls, group: Group) -> GroupSettings:
-        """Return the settings of a group."""
-        return cls(group.config, group.is_classic, QueueSettings.of(group))
-
-
-@dataclass(frozen=True)
 class MembershipView:
     """The group's view of a member, as of one step.
 
     Attributes:
         is_replaced: another process has taken over the member's instance id.
         topics: the topics that the member asks for, as the group knows them.
-        owned: the partitions that the member has. The next view has the same mapping if none of them has changed.
+        owned: the partitions that the member has.
         now_ms: the time of the step.
         queue_settings: None unless the group is a queue group.
         generation: None unless the group is a classic group.
@@ -140,90 +119,30 @@ class MembershipView:
     partition_count: int = 0
 
 
-class ViewBuilder:
-    """Builds the views of one member. Not thread-safe: one thread at a time has the state."""
+def build_view(
+    state: State, group_name: str, member_id: str, instance_id: str | None, isolation: Isolation
+) -> MembershipView:
+    """Return the view of a member as of this state.
 
-    def __init__(self, group: str, isolation: Isolation) -> None:
-        """isolation: of the member; a queue group has its own."""
-        self._group, self._isolation = group, isolation
-        self._settings: GroupSettings | None = None
-        self._newest: tuple[Group, str, GroupSettings, MembershipView] | None = None
-        """The group, the member, the settings, and the newest view. A state that was loaded again has another group.
-
-        A member may have a thousand partitions, and builds a view for each step. So the next view shares with this one
-        what has not changed.
-        """
-
-    def build(self, member_id: str, instance_id: str | None, state: State) -> MembershipView:
-        """Return the view of the member as of this state. instance_id: of a static member."""
-        group = state.groups.get(self._group)
-        if group is None or member_id not in group.members:
-            self._newest = None
-            is_replaced = group is not None and instance_id is not None and instance_id in group.instances
-            return MembershipView(is_replaced=is_replaced)
-        settings = self._read_settings(group)
-        shared = self._find_shared(group, member_id, settings)
-        if shared is not None and shared.step == state.step:
-            return shared
-        topics = group.members[member_id].topics
-        view = MembershipView(
-            is_member=True,
-            topics=topics,
-            owned=self._find_owned(state, group, member_id, settings, shared),
-            step=state.step,
-            now_ms=state.now_ms,
-            queue_settings=settings.queue,
-            generation=group.generation if settings.is_classic else None,
-            is_stable=group.status is GroupStatus.STABLE,
-            partition_count=sum(group.partition_counts.get(state.topic_ids.get(topic, -1), 0) for topic in topics),
-        )
-        self._newest = group, member_id, settings, view
-        return view
-
-    def _find_shared(self, group: Group, member_id: str, settings: GroupSettings) -> MembershipView | None:
-        """Return the newest view, if it is one of this member under these settings."""
-        if self._newest is None:
-            return None
-        *key, view = self._newest
-        return view if key[0] is group and key[1] == member_id and key[2] is settings else None
-
-    def _find_owned(
-        self, state: State, group: Group, member_id: str, settings: GroupSettings, shared: MembershipView | None
-    ) -> Mapping[TopicPartition, OwnedPartition]:
-        """Return the member's partitions, by topic and number. Those that have not changed are the shared view's."""
-        isolation, is_queue = self._isolation, settings.queue is not None
-        if settings.queue is not None:
-            isolation = settings.queue.isolation
-        changed = None if shared is None else _find_changed(state, group, member_id, shared)
-        if shared is None or changed is None:
-            return _read_partitions(state, group, group.list_partitions_of(member_id), isolation, is_queue)
-        read = _read_partitions(state, group, changed, isolation, is_queue)
-        return {**shared.owned, **read} if read else shared.owned
-
-    def _read_settings(self, group: Group) -> GroupSettings:
-        """Return the group's settings; those read before, unless they were altered since."""
-        # A group whose settings are altered gets another mapping, which is kept here: no later one can be it.
-        if self._settings is None or self._settings.config is not group.config:
-            self._settings = GroupSettings.of(group)
-        return self._settings
-
-
-def _find_changed(state: State, group: Group, member_id: str, shared: MembershipView) -> list[TopicIdPartition] | None:
-    """Return the member's partitions that have changed since its shared view, sorted.
-
-    None: the member has got or lost some, one of its topics has changed as a whole, or the changes are not known.
+    instance_id: of a static member. isolation: of the member; a queue group has its own.
     """
-    changes, changed = state.list_changes_since(shared.step), set[TopicIdPartition]()
-    if changes is None or not all(part.topics.keys().isdisjoint(group.partition_counts.keys()) for part in changes):
-        return None
-    for part in changes:
-        changed |= part.find_partitions(group.group)
-    own = group.partitions_by_owner.get(member_id, set())
-    for tp in changed:
-        topic = state.topics.get(tp[0])
-        if topic is None or (tp in own) != ((topic.topic, tp[1]) in shared.owned):
-            return None
-    return sorted(changed & own)
+    group = state.groups.get(group_name)
+    if group is None or member_id not in group.members:
+        is_replaced = group is not None and instance_id is not None and instance_id in group.instances
+        return MembershipView(is_replaced=is_replaced)
+    queue, topics = QueueSettings.of(group), group.members[member_id].topics
+    partitions = group.list_partitions_of(member_id)
+    return MembershipView(
+        is_member=True,
+        topics=topics,
+        owned=_read_partitions(state, group, partitions, queue.isolation if queue else isolation, queue is not None),
+        step=state.step,
+        now_ms=state.now_ms,
+        queue_settings=queue,
+        generation=group.generation if group.is_classic else None,
+        is_stable=group.status is GroupStatus.STABLE,
+        partition_count=sum(group.partition_counts.get(state.topic_ids.get(topic, -1), 0) for topic in topics),
+    )
 
 
 def _read_partitions(

@@ -65,8 +65,8 @@ class AckTracker:
         self.is_paused = False
         self.single_acks: list[int] = []
         """Offsets accepted one by one on their first delivery, and not recorded yet. Any thread may append."""
-        self._followed: Deliveries | None = None
-        """The group's state that `follow` has taken in, unless something has happened here since."""
+        self._followed_start: int | None = None
+        """Where the group's state began that `follow` has taken in, unless something has happened here since."""
         self._shown: dict[int, Spans] = {}
         """Delivery count -> offsets that were shown with it. Each offset is listed under its newest delivery only."""
         self._open = Spans()
@@ -96,7 +96,8 @@ class AckTracker:
 
     def has_work(self, owned: OwnedPartition) -> bool:
         """Return whether a poll may find something to do here: in the group's state, or in what it changes here."""
-        return owned.deliveries is not self._followed or not owned.is_done
+        is_followed = owned.deliveries is not None and owned.deliveries.start == self._followed_start
+        return not (is_followed and owned.is_done)
 
     @property
     def is_sent(self) -> bool:
@@ -154,7 +155,7 @@ class AckTracker:
             messages: offsets that hold a message for this reader.
             expired: offsets whose message has expired.
         """
-        self._followed = None
+        self._followed_start = None
         for stretch in stretches:
             span = stretch.span
             for shown in self._shown.values():
@@ -274,7 +275,7 @@ class AckTracker:
 
     def reopen(self, acknowledgement: Acknowledgement) -> None:
         """Note a refusal. Messages that the member still has are open again after the next `follow`."""
-        self._followed = None
+        self._followed_start = None
         for first, count in acknowledgement.ranges:
             self._acked.remove(first, first + count)
             self._refused.add(first, first + count)
@@ -295,7 +296,7 @@ class AckTracker:
             for refused in self._refused.within(stretch.first, stretch.end):
                 for span in shown.within(*refused):
                     self._open.add(*span)
-        self._refused, self._followed = Spans(), deliveries
+        self._refused, self._followed_start = Spans(), deliveries.start
 
 
 # The polls: show messages that the member has acquired, and plan what it acquires next.

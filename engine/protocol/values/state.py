@@ -6,10 +6,8 @@ delayed rows. It holds nothing per segment or message.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from typing import NamedTuple
 
 from ..errors import InvalidRequest, OffsetMetadataTooLarge, OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition
@@ -43,8 +41,8 @@ class Changes:
     """Key of a row -> the last step that has changed it. One field per table that holds state.
 
     The methods of State that change a thing, or let a fold change it, note its key here. So no projection needs to know
-    which records change its rows, and no member which records change its view of the group. Delayed rows are missing:
-    their rows name the request of each change, which only the journal tells.
+    which records change its rows. Delayed rows are missing: their rows name the request of each change, which only the
+    journal tells.
 
     appended: segments that have changed their partitions, with the step. To note each partition would slow down a step
     of many segments. deleted_topics: by topic id. removed_partitions: group and partition -> topic, of partitions that
@@ -65,17 +63,6 @@ class Changes:
     appended: list[tuple[int, Segments]] = field(default_factory=list)
     deleted_topics: dict[int, DeletedTopic] = field(default_factory=dict)
     removed_partitions: dict[tuple[str, TopicIdPartition], str] = field(default_factory=dict)
-
-    def find_partitions(self, group: str) -> set[TopicIdPartition]:
-        """Return the partitions of which the log, or what this group knows of them, has changed.
-
-        Partitions of topics that have changed as a whole may be missing.
-        """
-        changed = {tp for name, tp in chain(self.offsets, self.assignments) if name == group}
-        changed.update(self.partitions)
-        for _, segments in self.appended:
-            changed.update(zip(segments.column("topic_id"), segments.column("partition"), strict=True))
-        return changed
 
     def clear(self) -> None:
         """Forget all changes: the tables hold them."""
@@ -109,10 +96,6 @@ class Shards:
 # The state itself, and the methods by which folds change it.
 
 
-KEPT_CHANGES = 32
-"""Looks for new steps whose changes a reader keeps. A view that was built before these is built again."""
-
-
 @dataclass(slots=True)
 class State:
     """The state after `step`. `now_ms` is the time of the last decision.
@@ -124,8 +107,7 @@ class State:
     topics, or that the step before has left unfinished. resumed: (topic_id, partition) -> the offset at which a
     partition continues that this step uses again. shared_topics: ids of topics that a snapshot shares. They must be
     replaced by a copy before they change. changes: the rows that folds have changed since the last projection.
-    recent_changes: of a reader instead, which projects nothing: what its last looks have changed, each with the step
-    before it. has_transactions: false for a reader, which does not load them.
+    has_transactions: false for a reader, which does not load them.
 
     Folds change things only by the methods below, which note the change: `change_topic`, `change_partition`,
     `set_producer` and the like.
@@ -167,7 +149,6 @@ class State:
     shared_topics: set[int] = field(default_factory=set)
     shards: Shards = field(default_factory=Shards)
     changes: Changes = field(default_factory=Changes)
-    recent_changes: deque[tuple[int, Changes]] = field(default_factory=lambda: deque(maxlen=KEPT_CHANGES))
     has_transactions: bool = True
 
     @property
@@ -319,21 +300,6 @@ class State:
         if transaction is not None:
             self.changes.transactions[transactional_id] = self.step
         return transaction
-
-    def keep_changes(self, since_step: int) -> None:
-        """Put aside what the steps after this one have changed, and forget the oldest of what was put aside."""
-        self.recent_changes.append((since_step, self.changes))
-        self.changes = Changes()
-
-    def list_changes_since(self, step: int) -> list[Changes] | None:
-        """Return what has changed since this state stood on the step; None if that is not known any more."""
-        newest, at = [], self.step
-        for since_step, changes in reversed(self.recent_changes):
-            if at <= step:
-                break
-            newest.append(changes)
-            at = since_step
-        return newest if at <= step else None
 
     def snapshot(self) -> State:
         """Return a state whose topics do not change when this one does. Everything else is shared."""
