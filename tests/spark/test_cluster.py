@@ -138,6 +138,23 @@ def test_jobs_of_the_cluster_serve_publish_and_fetch(cluster: Cluster, mq: Conne
 
 
 @pytest.mark.nightly
+def test_a_speculative_attempt_publishes_nothing_twice(cluster: Cluster, mq: Connection, tmp_path: Path) -> None:
+    """The first attempt lingers after it wrote. Another one, on the other worker, is quicker."""
+    speculation = {
+        "spark_speculation": "true",
+        "spark_speculation_interval": "100ms",
+        "spark_speculation_quantile": "0.5",
+        "spark_speculation_multiplier": "1.1",
+    }
+    with mq.serving():
+        start_s = time.monotonic()
+        lines = read_output(publish(cluster, mq, tmp_path / "note", 150, **speculation))
+        assert time.monotonic() - start_s < 150, "the slow attempt was waited for"
+        check_once(mq, lines)
+    assert files_of(mq) == TASKS + 1  # no segment names the file of the slow one
+
+
+@pytest.mark.nightly
 def test_a_worker_lost_during_a_publish_leaves_nothing_twice(cluster: Cluster, mq: Connection, tmp_path: Path) -> None:
     """The worker dies with the only task that has written and has not reported. The other worker repeats it.
 

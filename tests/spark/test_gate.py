@@ -166,3 +166,31 @@ def test_gate_refuses_whole_dataframe(spark: SparkSession, gated_mq: Connection)
             "t", orders(spark, 60).withColumn("amount", F.expr("cast('mine' || id AS INT)")), key="k", value="v"
         )
     assert gated_mq.fetch("t").record_count == before
+
+
+@pytest.mark.extended
+def test_floats_are_compared_alike_in_arrow_and_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """Great Expectations, with which other tests compare, takes NaN for a null."""
+    nearest = np.float32(0.1)
+    values = [nearest, np.nextafter(nearest, np.float32(0)), np.nan, None, np.inf, np.float32(1e-7), 16777216, -0.0]
+    table = pa.table({"i": range(8), "f": pa.array(values, pa.float32(), from_pandas=False), "n": [16777217] * 8})
+    bounds = [0.1, 1e-7, 16777217, 0, 1e308]
+    suites = [
+        expect("column_values_to_be_between", column="f", **{f"{end}_value": bound, f"strict_{end}": is_strict})
+        for bound in bounds
+        for end in ("min", "max")
+        for is_strict in (False, True)
+    ]
+    suites += [expect("column_values_to_be_in_set", column="f", value_set=[bound]) for bound in bounds]
+    suites.append(expect("column_pair_values_to_be_equal", column_A="f", column_B="n"))
+    df = spark.createDataFrame(table)
+    gates = [gate_of(tmp_path, [suite]) for suite in suites]
+    marks = [SparkGate(gate, df).mark.alias(f"m{nth}") for nth, gate in enumerate(gates)]
+    marked = df.select("i", *marks).orderBy("i").toPandas()
+    for nth, gate in enumerate(gates):
+        arrow_marks = gate.mark_failed_rows(table, None)
+        failed = np.zeros(8, bool) if arrow_marks is None else arrow_marks == FIRST_FAILED
+        assert (marked[f"m{nth}"] == FIRST_FAILED).tolist() == failed.tolist(), suites[nth]
+    at_most_a_tenth = gates[2].mark_failed_rows(table, None)
+    assert at_most_a_tenth is not None
+    assert np.flatnonzero(at_most_a_tenth == FIRST_FAILED).tolist() == [0, 2, 4, 6]
