@@ -400,18 +400,24 @@ MEMBER = Parameters(
         Parameter(
             "session.timeout.ms",
             45_000,
-            "How long a member may send no heartbeat before it is lost.",
+            "How long a member may send no heartbeat before it is lost. It must be longer than the heartbeat interval, "
+            "and should be at least three times as long; with less, a warning is logged.",
             6_000,
             1_800_000,
         ),
         Parameter("heartbeat.interval.ms", 3_000, "How often a member's process sends a heartbeat.", 1, 3_600_000),
         Parameter(
-            "max.poll.interval.ms", 300_000, "How long a member may go without `poll` before it is lost.", 1, 2**40
+            "max.poll.interval.ms",
+            300_000,
+            "How long a member may go without `poll` before it is lost; at least the heartbeat interval.",
+            1,
+            2**40,
         ),
         Parameter(
             "auto.offset.reset",
             "earliest",
-            "Where a consumer starts if its group has no committed offset, or the messages there were deleted.",
+            "Where a consumer begins if its group has committed nothing, or if the offset that it committed was "
+            "deleted. `none` raises `NO_OFFSET_FOR_PARTITION` or `OFFSET_OUT_OF_RANGE`.",
             choices=("earliest", "latest", "none"),
         ),
     ]

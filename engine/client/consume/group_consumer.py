@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.errors import IllegalState, InvalidRequest, InvalidSessionTimeout, LakeMQError
+from ...protocol.parameters import MEMBER
 from ...protocol.values.groups import MAX_ASSIGNORS, OFFSET_RESETS
 from ..arguments import invalid_argument, parse_choice, parse_text, parse_texts, parse_topic_names, parse_whole_number
 from ..groups.lag import PartitionProgress
@@ -22,7 +23,7 @@ from .member import Member, PositionMember
 from .membership import MemberOptions, Membership
 from .membership_view import Pattern
 from .open_members import OpenMember
-from .options import CONSUMER, MAX_CLIENT_ID, RebalanceListener
+from .options import MAX_CLIENT_ID, RebalanceListener
 from .position_consumer import PositionConsumer
 from .position_reader import PositionReader, Reset
 from .progress import OWN, Ends, Remainder, find_remainder_by_group
@@ -72,8 +73,7 @@ def read_member_options(topics: Sequence[str], config: Mapping[str, Any], option
             found=f"{poll_ms} ms",
             expected=f"at least {heartbeat_ms} ms, which is heartbeat_interval_ms",
         )
-    default_reset = CONSUMER["auto_offset_reset"].default
-    reset = parse_choice("auto_offset_reset", options.get("auto_offset_reset", default_reset), OFFSET_RESETS)
+    reset = parse_choice("auto_offset_reset", options.get("auto_offset_reset", "earliest"), OFFSET_RESETS)
     pattern = options.get("pattern")
     return MemberOptions(
         topics,
@@ -114,8 +114,8 @@ def _read_client_id(client_id: Any) -> str | None:
 
 def _read_number(name: str, options: Mapping[str, Any], error: type[LakeMQError] = InvalidRequest) -> int:
     """Return the option, or its default. Raises `error` unless it is a number in the option's range."""
-    option = CONSUMER[name]
-    return parse_whole_number(name, options.get(name, option.default), option.low, option.high, error)
+    setting = MEMBER[name.replace("_", ".")]
+    return parse_whole_number(name, options.get(name, setting.default), setting.low, setting.high, error)
 
 
 # Find how much of its partitions a group has not read, whichever members have them.

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from ...protocol.parameters import GROUP
-from ...protocol.values.groups import MAX_PATTERN, MAX_POLL_MS, OFFSET_RESETS, SESSION_MS
+from ...protocol.parameters import GROUP, MEMBER, Value
+from ...protocol.values.groups import MAX_PATTERN
 from ...protocol.values.state import State
 from ..fetch.plan import Isolation
 from ..offsets import TopicPartition
@@ -57,7 +57,6 @@ PROTOCOLS = ("queue", "cooperative", "classic")
 MAX_CLIENT_ID = 100
 """Characters: the member's id has room for it, a host and a process id."""
 
-_HOUR_MS = 3_600_000
 _ASSIGN = "assign"
 
 
@@ -69,24 +68,24 @@ class ConsumerOption:
         default: the value if the keyword is left out; None: no value, or as `meaning` says.
         expected: the values that it takes, in words.
         applies: the protocols of members that take it, and `assign` for a consumer of assigned partitions.
-        low, high: the bounds of a number.
     """
 
     name: str
-    default: int | str | None
+    default: Value | None
     expected: str
     meaning: str
     applies: tuple[str, ...] = PROTOCOLS
-    low: int = 0
-    high: int = 0
 
 
-def _number(name: str, default: int, low: int, high: int, meaning: str, *more: str) -> ConsumerOption:
-    return ConsumerOption(name, default, f"{low} to {high}", meaning, (*PROTOCOLS, *more), low, high)
+def _setting(name: str, *more: str) -> ConsumerOption:
+    """Return the option with the default, the range and the meaning of the setting."""
+    setting = MEMBER[name.replace("_", ".")]
+    expected = _list_choices(setting.choices) or f"{setting.low} to {setting.high}"
+    return ConsumerOption(name, setting.default, expected, setting.meaning, (*PROTOCOLS, *more))
 
 
-def _choice(name: str, default: str | None, choices: tuple[str, ...], meaning: str, *more: str) -> ConsumerOption:
-    return ConsumerOption(name, default, ", ".join(f"`{choice}`" for choice in choices), meaning, (*PROTOCOLS, *more))
+def _list_choices(choices: Iterable[str]) -> str:
+    return ", ".join(f"`{choice}`" for choice in choices)
 
 
 _DECLARED = (
@@ -104,27 +103,20 @@ _DECLARED = (
         "Instead of `topics`: partitions that this consumer reads by itself, without being a member.",
         (_ASSIGN,),
     ),
-    _choice(
+    ConsumerOption(
         "protocol",
         None,
-        PROTOCOLS,
+        _list_choices(PROTOCOLS),
         "How the group moves partitions between members. Left out, as the group is; a new group is a `queue`.",
     ),
-    _choice(
-        "auto_offset_reset",
-        "earliest",
-        OFFSET_RESETS,
-        "Where to begin if the group has committed nothing, or if the offset that it committed was deleted. `none` "
-        "raises `NO_OFFSET_FOR_PARTITION` or `OFFSET_OUT_OF_RANGE`.",
-        _ASSIGN,
-    ),
-    _choice(
+    _setting("auto_offset_reset", _ASSIGN),
+    ConsumerOption(
         "isolation",
         None,
-        ("read_committed", "read_uncommitted"),
+        _list_choices(GROUP["isolation.level"].choices),
         "Whether messages of open and aborted transactions are shown. Left out, `read_committed`; in a queue group, "
         "the group's `isolation.level`.",
-        _ASSIGN,
+        (*PROTOCOLS, _ASSIGN),
     ),
     ConsumerOption(
         "instance_id",
@@ -138,21 +130,9 @@ _DECLARED = (
         f"1 to {MAX_CLIENT_ID} characters",
         "Name of the application. The member's id begins with it, the host and the process id.",
     ),
-    _number(
-        "session_timeout_ms",
-        45_000,
-        *SESSION_MS,
-        "How long a member may send no heartbeat before it is lost. It must be longer than `heartbeat_interval_ms`, "
-        "and should be at least three times as long; with less, a warning is logged.",
-    ),
-    _number("heartbeat_interval_ms", 3_000, 1, _HOUR_MS, "How often the member's process sends a heartbeat."),
-    _number(
-        "max_poll_interval_ms",
-        300_000,
-        1,
-        MAX_POLL_MS,
-        "How long a member may go without `poll` before it is lost; at least `heartbeat_interval_ms`.",
-    ),
+    _setting("session_timeout_ms"),
+    _setting("heartbeat_interval_ms"),
+    _setting("max_poll_interval_ms"),
     ConsumerOption(
         "assignor",
         None,
@@ -163,7 +143,7 @@ _DECLARED = (
     ConsumerOption(
         "ack_mode",
         None,
-        ", ".join(f"`{choice}`" for choice in GROUP["ack.mode"].choices),
+        _list_choices(GROUP["ack.mode"].choices),
         "The group's `ack.mode`: sets it in a new group, and must equal it in any other.",
         ("queue",),
     ),
