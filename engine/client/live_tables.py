@@ -182,7 +182,7 @@ def register_live_tables(spark: SparkSession, path: str, connect: Callable[[], A
 
     for spec in LIVE_TABLES:
         handler = type("LiveTable", (_LiveTableFunction,), {"connect": staticmethod(connect), "table": spec.name})
-        function = udtf(handler, returnType=columns_ddl(spec))
+        function = udtf(handler, returnType=columns_ddl(spec.stored_schema))
         spark.udtf.register(live_function_name(path, spec), function)  # type: ignore[arg-type]
 
 

@@ -6,9 +6,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from row_cases import CASES, DESTINATION, NOW_MS, read_rows, stored_row
 
-from lakemq.engine.client.publish.executor import RANGES_DDL, Destination, WriteMessages
+from lakemq.engine.client.publish.executor import RANGES, Destination, WriteMessages
 from lakemq.engine.client.publish.message_rows import select_message_rows
 from lakemq.engine.namespace.data_file import file_name
+from lakemq.tables.storage.delta.catalog import columns_ddl
 
 _DDL = (
     "key binary, value binary, headers array<struct<key:string,value:binary>>, timestamp_us bigint, partition bigint, "
@@ -28,7 +29,7 @@ def test_tasks_store_row_forms_of_the_table(spark: SparkSession, tmp_path: Path)
     copies = tuple(dict.fromkeys(case.copy for case in CASES))
     write = WriteMessages(str(tmp_path), {}, (Destination(DESTINATION, copies),), NOW_MS)
     selected = select_message_rows(df, dict.fromkeys(names), None)
-    written = selected.mapInArrow(write, RANGES_DDL).collect()
+    written = selected.mapInArrow(write, columns_ddl(RANGES)).collect()
     (file_id,) = {run.file_id for run in written}
     stored = read_rows(pq.read_table(tmp_path / file_name(file_id)))
     for number, copy in enumerate(copies):

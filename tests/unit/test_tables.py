@@ -85,7 +85,7 @@ def test_delta_stores_columns_comment_and_version(tmp_path: Path) -> None:
 
 def test_every_column_has_its_ddl() -> None:
     for spec in TABLES:
-        listed = columns_ddl(spec).split(", ")
+        listed = columns_ddl(spec.stored_schema).split(", ")
         assert [line.split("`")[1] for line in listed] == spec.schema.names
 
 

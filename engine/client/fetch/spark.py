@@ -25,14 +25,11 @@ from ...protocol.errors import FileTruncated
 from ..schemas import SchemaRule
 from ..schemas.ddl import to_ddl
 from ..schemas.topic_schema import PARSED, compile_schema
-from .arrow import AppendParsed, fetch_arrow
+from .arrow import FETCHED, AppendParsed, fetch_arrow
 from .plan import FetchPlan
 from .rows import OFFSET, build_cause_headers, read_footers
 
-FETCHED_DDL = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
-    "headers array<struct<key:string,value:binary>>"
-)
+FETCHED_DDL = columns_ddl(FETCHED)
 
 _VERIFYING = {"parquet.page.verify-checksum.enabled": "true"}
 """Option of Parquet's reader in the JVM, which ignores the checksums of pages otherwise."""
@@ -134,7 +131,7 @@ def _read_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> D
 def _scan(spark: SparkSession, paths: list[str], table: TableSpec) -> DataFrame:
     """Return all rows of some files of a table. Raises FileTruncated: one is gone."""
     try:
-        return spark.read.options(**_VERIFYING).schema(columns_ddl(table)).parquet(*paths)
+        return spark.read.options(**_VERIFYING).schema(columns_ddl(table.stored_schema)).parquet(*paths)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise

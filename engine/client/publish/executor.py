@@ -53,11 +53,6 @@ RANGES = pa.schema(
         ("has_ttl", pa.bool_()),
     ]
 )
-RANGES_DDL = (
-    "task int, file_id bigint, size_bytes bigint, file_rows bigint, footer_hash bigint, destination int, copy int, "
-    "partition int, first_row bigint, record_count bigint, min_timestamp_ms bigint, max_timestamp_ms bigint, "
-    "first_due_ms bigint, last_due_ms bigint, reason string, has_ttl boolean"
-)
 
 
 class Destination(NamedTuple):

@@ -123,7 +123,7 @@ class Inbox:
 
     def _read(self, batch: InboxBatch) -> DataFrame:
         paths = [self._ns.files.uri(name) for name in batch.files]
-        return self._spark.read.schema(columns_ddl(INBOX)).parquet(*paths)
+        return self._spark.read.schema(columns_ddl(INBOX.stored_schema)).parquet(*paths)
 
     def _delete_drained_rows(self, handle: TableHandle) -> None:
         """Remove all rows, which are drained at the handle's version, and now and then leftovers of older ones."""

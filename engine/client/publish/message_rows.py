@@ -10,6 +10,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, IntegralType, NullType, StringType, TimestampNTZType, TimestampType
 
+from lakemq.tables.storage.delta.catalog import ddl_type
+
 from ...protocol.errors import InvalidRecord
 from ..arguments import parse_text
 from ..quality.spark_gate import SparkGate
@@ -21,15 +23,6 @@ from ..tracing import TRACEPARENT, find_trace_headers
 from .executor import FAILED, TOPIC
 
 HEADERS_DDL = "array<struct<key:string,value:binary>>"
-
-_DDL_TYPES = {
-    "key": "binary",
-    "value": "binary",
-    "timestamp": "timestamp",
-    "partition": "bigint",
-    "delay_ms": "bigint",
-    "ttl_ms": "bigint",
-}
 
 _ALLOWED: dict[str, tuple[type, ...]] = {
     "topic": (StringType,),
@@ -119,7 +112,7 @@ def _typed_column(message: DataFrame, name: str) -> Column:
             return F.unix_micros(at.cast("timestamp"))
         ms = F.least(F.greatest(at.cast("bigint"), F.lit(-1)), F.lit(FAR_MS))
         return F.when(at.isNotNull(), ms * 1000)
-    return F.col(name).cast(_DDL_TYPES[name])
+    return F.col(name).cast(ddl_type(COLUMN_TYPES[name]))
 
 
 def _to_column(name: str, column: Any) -> Column:

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, Row
 
+from lakemq.tables.storage.delta.catalog import columns_ddl
+
 from ...namespace import crash
 from ...namespace.clock import Clock
 from ...namespace.data_file import WrittenFile
@@ -33,7 +35,7 @@ from ..rows.publication import (
 )
 from ..rows.receipts import PublishedRows
 from ..rows.routing import Route, find_route
-from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages, WrittenRun
+from .executor import ELSEWHERE, RANGES, Destination, WriteMessages, WrittenRun
 from .message_rows import select_message_rows
 
 _ATTEMPTS = 4
@@ -179,7 +181,7 @@ class SparkPublisher:
         options = dict(self._ns.storage_options)
         write = WriteMessages(self._ns.files.root, options, routes.destinations, now_ms)
         with nullcontext() if gate is None else gate.hide_values_in_errors():
-            written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
+            written = sorted(rows.mapInArrow(write, columns_ddl(RANGES)).collect(), key=lambda row: row.task)
         self._crash_point("publish.file_written")
         if gate is not None:
             gate.judge(written)

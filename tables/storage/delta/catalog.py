@@ -129,16 +129,6 @@ def _copy(record: Any, **changes: Any) -> Any:
 # The database: its names, its statements, and its registration in a catalog or in one session.
 
 
-_TYPES = {
-    pa.int32(): "int",
-    pa.int64(): "bigint",
-    pa.float64(): "double",
-    pa.string(): "string",
-    pa.binary(): "binary",
-    pa.bool_(): "boolean",
-}
-
-
 _AT_ONCE = 8
 """Statements that Spark runs at a time."""
 
@@ -162,18 +152,14 @@ def live_function_name(path: str, spec: TableSpec) -> str:
 
 def ddl_type(type: pa.DataType) -> str:
     """Return the Spark SQL type of an Arrow type."""
-    if pa.types.is_timestamp(type):
-        return "timestamp"
-    if pa.types.is_list(type):
-        return f"array<{ddl_type(type.value_type)}>"
-    if pa.types.is_struct(type):
-        return "struct<" + ",".join(f"{f.name}:{ddl_type(f.type)}" for f in type) + ">"
-    return _TYPES[type]
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return from_arrow_type(type).simpleString()
 
 
-def columns_ddl(spec: TableSpec) -> str:
-    """Return the columns of a table as a Spark schema string."""
-    return ", ".join(f"`{f.name}` {ddl_type(f.type)}" for f in spec.stored_schema)
+def columns_ddl(schema: pa.Schema) -> str:
+    """Return columns as a Spark schema string."""
+    return ", ".join(f"`{f.name}` {ddl_type(f.type)}" for f in schema)
 
 
 @dataclass(frozen=True)
@@ -269,7 +255,7 @@ def _put_entries(spark: SparkSession, path: str, store: Store) -> bool:
             catalog.put_view(name, VIEW_COLUMNS[name], query.format(database=f"`{database}`"))
         for spec in LIVE_TABLES:
             function = live_function_name(path, spec)
-            catalog.put_view(spec.name, columns_ddl(spec), f"SELECT * FROM {function}()", function)
+            catalog.put_view(spec.name, columns_ddl(spec.stored_schema), f"SELECT * FROM {function}()", function)
     except Py4JError as error:
         log.info("Spark's session catalog takes no entries; SQL statements register the tables: %s", error)
         return False
