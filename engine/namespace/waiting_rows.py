@@ -1,13 +1,12 @@
 """Delayed messages that wait: a new term reads them from the table `delayed`.
 
-The table may have millions of rows. So they are read piece by piece, and columns whose statistics give their value are
-not read at all.
+The table may have millions of rows, so they are read piece by piece.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
 from itertools import groupby
@@ -38,9 +37,6 @@ _PIECE_ROWS = 1 << 16
 _COMPARED_ROWS = 1 << 19
 """Rows whose keys are compared at once, which takes about 100 MB."""
 
-_LONGEST_TEXT = 32
-"""Statistics may cut longer texts."""
-
 _COLUMNS = [*RESTORED_COLUMNS, "step", "removed"]
 
 
@@ -51,17 +47,15 @@ class WaitingRows:
         """step: None stands for the newest one."""
         self._step = step
         self._dataset = handle.dataset()
-        self._groups = list(_iterate_groups(self._dataset)) if handle.files() else []
+        self._fragments = list(self._dataset.get_fragments()) if handle.files() else []
 
     def count_rows(self, first_hour: int) -> int:
         """Return about how many rows wait that are due from this hour on, or more."""
-        bounds = self._bounds(False, first_hour)
-        return sum(group.row_count for group in self._groups if group.may_match(bounds))
+        return self._count(self._bounds(False, first_hour))
 
     def has_open(self, first_hour: int) -> bool:
         """Return whether rows that are due from this hour on may be of open transactions."""
-        bounds: Bounds = {**self._bounds(False, first_hour), "state": ("open", "open")}
-        return any(group.may_match(bounds) for group in self._groups)
+        return self._count({**self._bounds(False, first_hour), "state": ("open", "open")}) > 0
 
     def read(self, first_hour: int | None = None, last_hour: int | None = None) -> Iterator[pa.Table]:
         """Yield tables with the newest row of each range that waits and is due in these hours.
@@ -126,8 +120,7 @@ class WaitingRows:
         self, bounds: Bounds, of_files: npt.NDArray[np.int64] | None = None
     ) -> tuple[Hashes, npt.NDArray[np.int64]]:
         """Return the hash of each row's key, and the ids of the files. of_files: leave out rows of other files."""
-        most = sum(group.row_count for group in self._groups if group.may_match(bounds))
-        hashes, count, file_ids = np.empty(most, np.uint64), 0, np.empty(0, np.int64)
+        hashes, count, file_ids = np.empty(self._count(bounds), np.uint64), 0, np.empty(0, np.int64)
         for rows in self._yield_pieces(list(KEY), bounds):
             if of_files is not None:
                 rows = rows.filter(pa.array(_is_in(rows.column("file_id").to_numpy(), of_files)))
@@ -137,113 +130,25 @@ class WaitingRows:
             count += rows.num_rows
         return hashes[:count], file_ids
 
+    def _count(self, bounds: Bounds) -> int:
+        """Return the number of rows of all row groups that may have rows within the bounds."""
+        return sum(group.num_rows for fragment in self._select(bounds) for group in fragment.row_groups)
+
+    def _select(self, bounds: Bounds) -> Iterator[ds.ParquetFileFragment]:
+        """Yield the files, with the row groups that may have rows within the bounds by their statistics."""
+        for fragment in self._fragments:
+            yield fragment.subset(make_filter(bounds), schema=self._dataset.schema)
+
     def _yield_pieces(self, names: Sequence[str], bounds: Bounds) -> Iterator[pa.Table]:
         """Yield the rows within the bounds. A scanner of the whole dataset would read gigabytes ahead."""
-        run: list[_RowGroup] = []
-        for group in self._groups:
-            if not group.may_match(bounds):
-                continue
-            if run and (
-                run[0].fragment is not group.fragment
-                or sum(member.row_count for member in run) + group.row_count > _PIECE_ROWS
-            ):
-                yield from self._read_run(run, names, bounds)
-                run = []
-            run.append(group)
-        if run:
-            yield from self._read_run(run, names, bounds)
-
-    def _read_run(self, run: Sequence[_RowGroup], names: Sequence[str], bounds: Bounds) -> Iterator[pa.Table]:
-        schema = self._dataset.schema
-        open_bounds = {name: bound for name, bound in bounds.items() if not all(g.is_within(name, bound) for g in run)}
-        needed = dict.fromkeys([*names, *open_bounds])
-        first = run[0].constants
-        constants = {
-            name: first[name]
-            for name in needed
-            if name in first and all(g.constants.get(name, ...) == first[name] for g in run)
-        }
-        columns = [name for name in needed if name not in constants]
-        count = sum(group.row_count for group in run)
-        read = (
-            run[0]
-            .fragment.subset(row_group_ids=[group.number for group in run])
-            .to_table(schema, columns=columns, use_threads=False)
-            if columns
-            else None
-        )
-        arrays = [
-            pa.chunked_array([pa.repeat(pa.scalar(constants[name], schema.field(name).type), count)])
-            if read is None or name in constants
-            else read.column(name)
-            for name in needed
-        ]
-        rows = pa.Table.from_arrays(arrays, schema=pa.schema([schema.field(name) for name in needed]))
-        within = make_filter(open_bounds)
-        if within is not None:
-            rows = rows.filter(within)
-        if rows.num_rows:
-            yield rows.select(names)
-
-
-class _RowGroup(NamedTuple):
-    """A row group of a file, and what its statistics say.
-
-    constants: columns in which all rows have this value, which may be None. ranges: least and greatest value of
-    columns without nulls.
-    """
-
-    fragment: ds.ParquetFileFragment
-    number: int
-    row_count: int
-    constants: Mapping[str, Any]
-    ranges: Mapping[str, tuple[Any, Any]]
-
-    def may_match(self, bounds: Bounds) -> bool:
-        """Return whether some rows may be within the bounds."""
-        for name, (low, high) in bounds.items():
-            if name in self.ranges:
-                least, most = self.ranges[name]
-                if (low is not None and most < low) or (high is not None and least > high):
-                    return False
-        return True
-
-    def is_within(self, name: str, bound: tuple[Any, Any]) -> bool:
-        """Return whether all rows are within the bound of a column."""
-        low, high = bound
-        if low is None and high is None:
-            return True
-        if name not in self.ranges:
-            return False
-        least, most = self.ranges[name]
-        return (low is None or least >= low) and (high is None or most <= high)
-
-
-def _iterate_groups(dataset: ds.Dataset) -> Iterator[_RowGroup]:
-    for fragment in dataset.get_fragments():
-        metadata = fragment.metadata
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            constants, ranges = dict[str, Any](), dict[str, tuple[Any, Any]]()
-            for i in range(group.num_columns):
-                _add_statistics(group.column(i), constants, ranges)
-            yield _RowGroup(fragment, number, group.num_rows, constants, ranges)
-
-
-def _add_statistics(column: Any, constants: dict[str, Any], ranges: dict[str, tuple[Any, Any]]) -> None:
-    statistics = column.statistics
-    if statistics is None or not statistics.has_null_count:
-        return
-    # `cancelled_rows.list.element` is the path of a list's elements
-    name, _, is_nested = column.path_in_schema.partition(".")
-    if statistics.null_count == column.num_values:
-        constants[name] = None
-    elif not is_nested and not statistics.null_count and statistics.has_min_max:
-        least, most = statistics.min, statistics.max
-        if isinstance(least, int | str) and len(str(least)) <= _LONGEST_TEXT and len(str(most)) <= _LONGEST_TEXT:
-            ranges[name] = least, most
-            if least == most:
-                constants[name] = least
+        within, schema = make_filter(bounds), self._dataset.schema
+        for fragment in self._select(bounds):
+            ends = np.cumsum([group.num_rows for group in fragment.row_groups])
+            for _, run in groupby(zip(fragment.row_groups, ends, strict=True), lambda at: (at[1] - 1) // _PIECE_ROWS):
+                piece = fragment.subset(row_group_ids=[group.id for group, _ in run])
+                rows = piece.to_table(schema, columns=list(names), filter=within, use_threads=False)
+                if rows.num_rows:
+                    yield rows
 
 
 def _find_shared_hashes(there: Hashes, gone: Hashes) -> Hashes:
