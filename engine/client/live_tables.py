@@ -27,6 +27,8 @@ from lakemq.tables.storage.delta.catalog import columns_ddl, live_function_name
 
 from ..namespace.namespace import Namespace
 from ..protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
+from ..protocol.values.base import copy_fields, find_shared_fields
+from .groups.group_info import GroupInfo, MemberInfo
 from .groups.lag import PartitionLag
 from .log_access import LogAccess
 from .offsets import Spans
@@ -192,31 +194,12 @@ def _read_cut_keys(namespace: Namespace, observer: Observer, log: LogAccess) -> 
     for name in lags:
         handoffs = read_handoffs(namespace, name)
         for handoff, count in zip(handoffs, count_cut_keys(log, lags[name], handoffs), strict=True):
-            yield CutKeysRow(
-                group=name,
-                topic=handoff.topic,
-                partition=handoff.partition,
-                from_member=handoff.from_member,
-                to_member=handoff.to_member,
-                began_at=handoff.began_at,
-                cut_keys=count,
-            )
+            yield CutKeysRow(cut_keys=count, **copy_fields(handoff, find_shared_fields(CutKeysRow, Handoff)))
 
 
 def _build_group_state(namespace: Namespace, observation: Observation) -> pa.Table:
     return GROUP_STATE.table(
-        GroupStateRow(
-            group=info.group,
-            protocol=info.protocol,
-            state=info.state,
-            members=info.members,
-            partitions=info.partitions,
-            lag=info.lag,
-            unacknowledged=info.unacknowledged,
-            delay_left_ms=info.delay_left_ms,
-            consumption_rate=info.consumption_rate,
-            waits_for=info.waits_for,
-        )
+        GroupStateRow(**copy_fields(info, find_shared_fields(GroupStateRow, GroupInfo)))
         for info in observation.groups.all()
     )
 
@@ -244,12 +227,7 @@ def _build_group_waits(namespace: Namespace, observation: Observation) -> pa.Tab
 def _build_member_state(namespace: Namespace, observation: Observation) -> pa.Table:
     return MEMBER_STATE.table(
         MemberStateRow(
-            group=name,
-            member_id=member.member_id,
-            instance_id=member.instance_id,
-            host=member.host,
-            process_id=member.process_id,
-            partitions=member.partitions,
+            **copy_fields(member, find_shared_fields(MemberStateRow, MemberInfo)),
             last_heartbeat=None if member.late_heartbeat_at_ms is None else _to_time(member.late_heartbeat_at_ms),
             last_poll=None if member.late_poll_at_ms is None else _to_time(member.late_poll_at_ms),
         )

@@ -9,6 +9,7 @@ from lakemq.tables.specs.journal import WATERMARKS, WatermarkRow
 from lakemq.tables.specs.transactions import CLIENTS, PRODUCERS, ClientRow, ProducerRow
 
 from ..codec.letter import decode_results
+from ..values.base import copy_fields, find_shared_fields
 from ..values.clients import Client
 from ..values.journal import StepBatch
 from ..values.producers import ProducerState, UnitAppended
@@ -19,20 +20,17 @@ from . import Project, Restore, map_change_times
 # The table `watermarks`: the leader, and the next numbers.
 
 
+_WATERMARK_FIELDS = find_shared_fields(WatermarkRow, State)
+
+
 def build_watermark(state: State, floor: int) -> pa.Table:
     """Return the row that declares all tables complete up to the state's step. Whoever writes it adds the versions."""
     row = WatermarkRow(
-        step=state.step,
         floor=floor,
         decided_at_ms=state.now_ms,
-        leader=state.leader,
-        leader_epoch=state.leader_epoch,
-        lease_ms=state.lease_ms,
-        next_topic_id=state.next_topic_id,
-        next_producer_id=state.next_producer_id,
-        routing_step=state.routing_step,
         delay_pointer_ms=state.delays.pointer_ms,
         versions=[],
+        **copy_fields(state, _WATERMARK_FIELDS),
     )
     return WATERMARKS.table([row])
 
@@ -40,15 +38,9 @@ def build_watermark(state: State, floor: int) -> pa.Table:
 def create_state(watermark: WatermarkRow) -> State:
     """Return a state with nothing but the watermark."""
     return State(
-        step=watermark.step,
         now_ms=watermark.decided_at_ms,
-        leader=watermark.leader,
-        leader_epoch=watermark.leader_epoch,
-        lease_ms=watermark.lease_ms,
-        next_topic_id=watermark.next_topic_id,
-        next_producer_id=watermark.next_producer_id,
-        routing_step=watermark.routing_step,
         delays=Delays(watermark.delay_pointer_ms),
+        **copy_fields(watermark, _WATERMARK_FIELDS),
     )
 
 

@@ -13,7 +13,7 @@ from lakemq.tables.specs.messages import REJECTED_ROWS, RejectionRow
 from lakemq.tables.specs.topics import FINAL_PENDING, SEGMENTS, SegmentRow
 from lakemq.tables.specs.transactions import APPLICATIONS, ApplicationRow
 
-from ..values.base import Record
+from ..values.base import Record, copy_fields, find_shared_fields
 from ..values.delays import Delayed
 from ..values.journal import Step, StepBatch, batch_steps
 from ..values.log import Application, DataFile, FilesAdded, RangesFinalized, RowsJournaled, RowsRejected
@@ -135,13 +135,8 @@ def _project_rejections(state: State, steps: StepBatch) -> pa.Table:
     return REJECTED_ROWS.table(
         RejectionRow(
             step=step.step,
-            source=record.source,
-            file_id=record.file_id,
-            first_row=record.first_row,
-            record_count=record.record_count,
-            error=record.error,
-            reason=record.reason,
             rejected_at_ms=step.decided_at_ms,
+            **copy_fields(record, find_shared_fields(RejectionRow, RowsRejected)),
         )
         for step, record in find_records(steps, RowsRejected)
     )

@@ -14,54 +14,32 @@ from lakemq.tables.specs.groups import RANGES
 from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, TopicRow
 
 from ..parameters import SchemaVersion
+from ..values.base import copy_fields
 from ..values.dead_letters import REDRIVE
 from ..values.deliveries import Deliveries, DeliveryStatus, Stretch
 from ..values.journal import StepBatch
-from ..values.state import Changes, DeletedTopic, State
+from ..values.state import Changes, State
 from ..values.topics import MAX_PARTITIONS, Topic
 from . import Project, Restore, groups, list_changed
 
 _configs = msgspec.json.Decoder(dict[str, Any])
+_FIELDS = ("topic_id", "topic", "partition_count", "draining_count", "ended_count", "subscriptions")
 
 
 def _project_topics(state: State, steps: StepBatch) -> pa.Table:
-    return TOPICS.table(
-        _build_topic_row(state.step, state.topics[topic_id])
-        if topic_id in state.topics
-        else _build_deleted_topic_row(state.step, topic_id, state.find_topic_name(topic_id))
-        for topic_id in list_changed(state.changes.topics, steps)
-    )
+    return TOPICS.table(_build_topic_row(state, topic_id) for topic_id in list_changed(state.changes.topics, steps))
 
 
-def _build_topic_row(step: int, topic: Topic) -> TopicRow:
+def _build_topic_row(state: State, topic_id: int) -> TopicRow:
+    existing = state.topics.get(topic_id)
+    topic = existing or _make_topic(topic_id, state.find_topic_name(topic_id), 0)
     return TopicRow(
-        step=step,
-        topic_id=topic.topic_id,
-        topic=topic.topic,
-        partition_count=topic.partition_count,
-        draining_count=topic.draining_count,
-        ended_count=topic.ended_count,
+        step=state.step,
         config=msgspec.json.encode(topic.config).decode(),
-        subscriptions=topic.subscriptions,
         schemas=[msgspec.structs.asdict(version) for version in topic.schemas],
-        state="active",
-        removed=False,
-    )
-
-
-def _build_deleted_topic_row(step: int, topic_id: int, name: str) -> TopicRow:
-    return TopicRow(
-        step=step,
-        topic_id=topic_id,
-        topic=name,
-        partition_count=0,
-        draining_count=0,
-        ended_count=0,
-        config="{}",
-        subscriptions=[],
-        schemas=[],
-        state="deleted",
-        removed=True,
+        state="active" if existing else "deleted",
+        removed=existing is None,
+        **copy_fields(topic, _FIELDS),
     )
 
 
@@ -73,7 +51,8 @@ def _project_partitions(state: State, steps: StepBatch) -> pa.Table:
     for topic_id in sorted(changed_topics | changed.keys()):
         topic = state.topics.get(topic_id)
         if topic is None:
-            deleted.append(_empty_topic(topic_id, state.changes.deleted_topics[topic_id]))
+            gone = state.changes.deleted_topics[topic_id]
+            deleted.append((_make_topic(topic_id, gone.topic, gone.log_count), range(gone.log_count)))
         else:  # a topic that has changed may have partitions in other states
             existing.append(
                 (topic, range(topic.log_count) if topic_id in changed_topics else sorted(changed[topic_id]))
@@ -98,9 +77,9 @@ def _find_changed_partitions(changes: Changes, steps: StepBatch) -> dict[int, se
     return changed
 
 
-def _empty_topic(topic_id: int, deleted: DeletedTopic) -> tuple[Topic, Sequence[int]]:
-    zeros = np.zeros(deleted.log_count, np.int64)
-    return Topic(topic_id, deleted.topic, {}, [], zeros, zeros, zeros), range(deleted.log_count)
+def _make_topic(topic_id: int, name: str, log_count: int) -> Topic:
+    """Return a topic whose partitions have had no message."""
+    return Topic(topic_id, name, {}, [], *np.zeros((3, log_count), np.int64))
 
 
 def _build_partition_rows(step: int, touched: Sequence[tuple[Topic, Sequence[int]]], removed: bool) -> pa.Table:
@@ -162,9 +141,8 @@ def _restore_topics(state: State, rows: pa.Table) -> None:
             raise ValueError(f"{TOPICS.name} has {row.topic} with {sum(counts)} partitions")
         if row.topic in state.topic_ids:
             raise ValueError(f"{TOPICS.name} has two topics {row.topic}")
-        zeros = np.zeros(sum(counts), np.int64)
-        config, subscriptions = _configs.decode(row.config), list(row.subscriptions)
-        topic = Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy(), zeros.copy())
+        topic = _make_topic(row.topic_id, row.topic, sum(counts))
+        topic.config, topic.subscriptions = _configs.decode(row.config), list(row.subscriptions)
         topic.draining_count, topic.ended_count = row.draining_count, row.ended_count
         topic.schemas = tuple(SchemaVersion(**version) for version in row.schemas)
         state.add_topic(topic)

@@ -19,6 +19,7 @@ from lakemq.tables.specs.transactions import (
     TransactionalIdRow,
 )
 
+from ..values.base import copy_fields, find_shared_fields
 from ..values.deliveries import MessageRanges, Range
 from ..values.journal import StepBatch
 from ..values.offsets import OffsetCommit
@@ -33,6 +34,8 @@ from ..values.transactions import (
 )
 from . import Project, Restore, find_records, map_change_times
 
+_FIELDS = find_shared_fields(TransactionalIdRow, Transaction, "partitions", "offsets", "acknowledged", "ended")
+
 
 def _project_ids(state: State, steps: StepBatch) -> pa.Table:
     changed = map_change_times(state.changes.transactions, steps)
@@ -45,11 +48,7 @@ def _build_id_row(state: State, name: str, at_ms: int) -> TransactionalIdRow:
     return TransactionalIdRow(
         step=state.step,
         transactional_id=name,
-        producer_id=transaction.producer_id,
-        producer_epoch=transaction.producer_epoch,
         state=transaction.status.value,
-        timeout_ms=transaction.timeout_ms,
-        started_at_ms=transaction.started_at_ms,
         partitions=[{"topic_id": topic_id, "partition": p} for topic_id, p in sorted(transaction.partitions)],
         offsets=[
             {"group": group, "offsets": [_offset_to_row(topic_id, offset) for topic_id, offset in offsets]}
@@ -65,12 +64,9 @@ def _build_id_row(state: State, name: str, at_ms: int) -> TransactionalIdRow:
             for group, parts in sorted(transaction.acknowledged.items())
             for part in parts
         ],
-        part_count=transaction.part_count,
-        error=transaction.error,
         ended=msgspec.to_builtins(transaction.ended),
-        batch_id=transaction.batch_id,
-        seen_at_ms=transaction.seen_at_ms,
         removed=existing is None,
+        **copy_fields(transaction, _FIELDS),
     )
 
 
@@ -106,22 +102,15 @@ def _row_to_transaction(row: TransactionalIdRow) -> Transaction:
             MessageRanges(part_row["topic_id"], part_row["partition"], ranges)
         )
     return Transaction(
-        row.producer_id,
-        row.producer_epoch,
-        row.timeout_ms,
-        TransactionStatus(row.state),
-        row.seen_at_ms,
-        row.started_at_ms,
-        {(partition["topic_id"], partition["partition"]) for partition in row.partitions},
-        {
+        status=TransactionStatus(row.state),
+        partitions={(partition["topic_id"], partition["partition"]) for partition in row.partitions},
+        offsets={
             offsets_row["group"]: [_row_to_offset(offset_row) for offset_row in offsets_row["offsets"]]
             for offsets_row in row.offsets
         },
-        row.part_count,
-        acknowledged,
-        row.error,
-        msgspec.convert(row.ended, EndedTransaction | None),
-        row.batch_id,
+        acknowledged=acknowledged,
+        ended=msgspec.convert(row.ended, EndedTransaction | None),
+        **copy_fields(row, _FIELDS),
     )
 
 
