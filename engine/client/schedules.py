@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..namespace.clock import Clock
 from ..namespace.process import ProcessBound
 from ..protocol.errors import InvalidRecord
+from ..protocol.values.base import copy_fields, find_shared_fields
 from ..protocol.values.schedules import (
     CreateSchedule,
     DeleteSchedule,
@@ -162,18 +163,11 @@ def _find_route(state: State, topic: str) -> Route:
 def _describe(schedule: Schedule) -> ScheduleDescription:
     is_active = schedule.status is ScheduleStatus.ACTIVE
     return ScheduleDescription(
-        name=schedule.name,
-        topic=schedule.topic,
-        cron=schedule.cron,
-        time_zone=schedule.time_zone,
         missed=schedule.missed.value,
         state=schedule.status.value,
         next_at=_to_datetime(schedule.next_at_ms) if is_active else None,
         last_at=None if schedule.last_at_ms is None else _to_datetime(schedule.last_at_ms),
-        reason=schedule.reason,
-        key=schedule.key,
-        value=schedule.value,
-        headers=list(schedule.headers),
+        **copy_fields(schedule, find_shared_fields(ScheduleDescription, Schedule, "missed")),
     )
 
 

@@ -46,6 +46,7 @@ from ..namespace.step_reader import StepReader, follow_from_watermark
 from ..namespace.store_errors import RemovedNamespace, report_damage
 from ..protocol import machine
 from ..protocol.errors import NotLeader, StepTooOld
+from ..protocol.rows.clients import create_state
 from ..protocol.rules.clients import decide_resign, decide_take_over, may_lead
 from ..protocol.rules.delays import needs_all_ranges
 from ..protocol.rules.timers import Time
@@ -114,13 +115,7 @@ class Standby:
 
     def _load(self) -> StepReader:
         watermark, reader = follow_from_watermark(self._store, self._clock.steady_ms)
-        self.state = State(
-            step=watermark.step,
-            now_ms=watermark.decided_at_ms,
-            leader=watermark.leader,
-            leader_epoch=watermark.leader_epoch,
-            lease_ms=watermark.lease_ms,
-        )
+        self.state = create_state(watermark)
         self._read_heads(reader)
         return reader
 

@@ -173,18 +173,7 @@ def decide_create(state: State, request: CreateSchedule, inputs: DecisionInputs)
     topic = state.topic(request.topic)
     _check_size(topic, request)
     next_at_ms = find_next_ms(request.cron, request.time_zone, state.now_ms)
-    schedule = Schedule(
-        request.name,
-        topic.topic_id,
-        topic.topic,
-        request.cron,
-        request.time_zone,
-        request.missed,
-        request.key,
-        request.value,
-        request.headers,
-        next_at_ms,
-    )
+    schedule = Schedule(topic_id=topic.topic_id, next_at_ms=next_at_ms, **msgspec.structs.asdict(request))
     return Decision(ScheduleDone(next_at_ms), (JournalEntry(ScheduleCreated(schedule)),))
 
 
