@@ -35,96 +35,10 @@ from .rows.routing import build_delay_rule
 from .topics import QueryNewestState
 from .tracing import add_trace_to_record, open_span
 
-# Cancelling delayed messages, by receipt or by a predicate, with the outcome of each.
-
-
 MOST_ROWS = 100_000
 """Most rows of one request: the step that decides it takes about half a second."""
 
-_ATTEMPTS = 20
 _POLL_MS = 20
-
-
-class DelayCanceller:
-    """Cancels delayed messages for a connection."""
-
-    def __init__(self, namespace: Namespace, requester: Requester, clock: Clock) -> None:
-        self._ns, self._requester, self._clock = namespace, requester, clock
-
-    def cancel(self, places: Sequence[MessagePlace]) -> list[CancelOutcome]:
-        """Cancel messages, and return the outcome of each. Raises RequestTimedOut: some may be cancelled."""
-        outcomes: list[CancelOutcome] = []
-        for first in range(0, len(places), MOST_ROWS):
-            judged = self._requester.ask(CancelDelays(*place_columns(places[first : first + MOST_ROWS])))
-            assert isinstance(judged, DelaysJudged)
-            outcomes += judged.outcomes
-        return self.resolve_not_found(places, outcomes)
-
-    def resolve_not_found(
-        self, places: Sequence[MessagePlace], outcomes: Sequence[CancelOutcome]
-    ) -> list[CancelOutcome]:
-        """Replace NOT_FOUND by the outcome of rows whose range has ended as a whole."""
-        missing = {p.range for p, outcome in zip(places, outcomes, strict=True) if outcome is CancelOutcome.NOT_FOUND}
-        ended_ranges = read_ended_ranges(self._ns.store, self._clock, missing) if missing else {}
-        return [
-            ended_ranges[place.range].find_outcome(place.row)
-            if outcome is CancelOutcome.NOT_FOUND and place.range in ended_ranges
-            else outcome
-            for place, outcome in zip(places, outcomes, strict=True)
-        ]
-
-    def cancel_where(self, topic: str | None, key: bytes | None, predicate: str | None, dry_run: bool) -> pa.Table:
-        """Cancel the waiting messages that match, as of the call, and return them with their outcomes."""
-        rows = self._find_waiting_rows(topic, key, None if predicate is None else Predicate(predicate, SHOWN))
-        columns = (rows.column(name).to_pylist() for name in PLACE)
-        places = [MessagePlace(*row) for row in zip(*columns, strict=True)]
-        outcomes = [CancelOutcome.WAITING] * len(places) if dry_run else self.cancel(places)
-        receipts = [format_receipt(self._requester.namespace_id, [place]) for place in places]
-        result = rows.select(["topic", "partition", "key", "deliver_at"])
-        result = result.append_column("receipt", pa.array(receipts, pa.string()))
-        return result.append_column("outcome", pa.array([outcome.value for outcome in outcomes], pa.string()))
-
-    def _find_waiting_rows(self, topic: str | None, key: bytes | None, predicate: Predicate | None) -> pa.Table:
-        """Return the waiting rows that match, with columns of SHOWN and PLACE."""
-        for attempt in range(_ATTEMPTS):
-            with store_errors(), report_damage(self._ns.store):
-                self._wait_for_tables()
-                try:
-                    unread = key is None and predicate is None
-                    parts = [
-                        _filter_rows(rows, key, predicate) for rows in read_pending_rows(self._ns.store, topic, unread)
-                    ]
-                except FileNotFoundError:  # merged, and removed meanwhile
-                    if attempt == _ATTEMPTS - 1:
-                        raise
-                    continue
-            names = [*SHOWN, *(pa.field(name, pa.int64()) for name in PLACE)]
-            return pa.concat_tables([pa.schema(names).empty_table(), *parts], promote_options="permissive")
-        raise AssertionError("unreachable")
-
-    def _wait_for_tables(self) -> None:
-        """Wait until the tables hold all that is decided so far."""
-        step = find_projection_target(self._ns.store)
-        timeout_ms = self._ns.config.ms("request.timeout.ms")
-        deadline_ms = self._clock.steady_ms() + timeout_ms
-        while (table_step := read_watermark(self._ns.store).step) < step:
-            if self._clock.steady_ms() > deadline_ms:
-                raise RequestTimedOut(
-                    f"Nothing was cancelled: no sequencer brought the tables up to date within {timeout_ms} ms.",
-                    found=f"step {table_step}",
-                    expected=f"step {step}, by a sequencer that leads",
-                )
-            self._clock.sleep(_POLL_MS)
-
-
-def _filter_rows(rows: pa.Table, key: bytes | None, predicate: Predicate | None) -> pa.Table:
-    if key is not None:
-        rows = rows.filter(pc.equal(rows.column("key"), pa.scalar(key, pa.binary())))
-    return rows if predicate is None or not rows.num_rows else predicate.select_rows(rows)
-
-
-# The calls of `mq.delayed`.
-
 
 _SERIOUS = (
     CancelOutcome.RELEASED,
@@ -138,6 +52,12 @@ _SERIOUS = (
 
 def _combine_outcomes(outcomes: Collection[CancelOutcome]) -> CancelOutcome:
     return next(outcome for outcome in _SERIOUS if outcome in outcomes)
+
+
+def _filter_rows(rows: pa.Table, key: bytes | None, predicate: Predicate | None) -> pa.Table:
+    if key is not None:
+        rows = rows.filter(pc.equal(rows.column("key"), pa.scalar(key, pa.binary())))
+    return rows if predicate is None or not rows.num_rows else predicate.select_rows(rows)
 
 
 def _receipt_list(receipts: Any) -> Any:
@@ -196,7 +116,6 @@ class DelayedMessages(ProcessBound):
         """state: returns the newest state with all waiting ranges; follow: returns such a function for many calls."""
         self._publisher, self._requester, self._state, self._clock = publisher, requester, state, clock
         self._look, self._follow, self._namespace = look, follow, namespace
-        self._cancelling = DelayCanceller(namespace, requester, clock)
 
     def schedule(
         self,
@@ -251,7 +170,7 @@ class DelayedMessages(ProcessBound):
     def cancel_all(self, receipts: Sequence[str] | pa.Array | pa.ChunkedArray | pa.Table) -> list[str]:
         """Cancel many messages. receipts: texts, an Arrow column, or the table of a publish's `receipts()`."""
         places = parse_receipts(parse_texts("receipts", _receipt_list(receipts)), self._requester.namespace_id)
-        outcomes = iter(self._cancelling.cancel([place for message_places in places for place in message_places]))
+        outcomes = iter(self._cancel([place for message_places in places for place in message_places]))
         return [_combine_outcomes([next(outcomes) for _ in message_places]).value for message_places in places]
 
     def cancel_where(
@@ -275,10 +194,61 @@ class DelayedMessages(ProcessBound):
         named_topic = None if topic is None else parse_topic_name("topic", topic)
         # This also refuses a connection that is closed.
         self._look(lambda state: None if named_topic is None else state.topic(named_topic))
-        predicate = None if predicate is None else parse_text("predicate", predicate)
-        return self._cancelling.cancel_where(
-            named_topic, parse_bytes("key", key), predicate, parse_flag("dry_run", dry_run)
-        )
+        condition = None if predicate is None else Predicate(parse_text("predicate", predicate), SHOWN)
+        is_dry_run, wanted_key = parse_flag("dry_run", dry_run), parse_bytes("key", key)
+        rows = self._find_waiting_rows(named_topic, wanted_key, condition)
+        columns = (rows.column(name).to_pylist() for name in PLACE)
+        places = [MessagePlace(*row) for row in zip(*columns, strict=True)]
+        outcomes = [CancelOutcome.WAITING] * len(places) if is_dry_run else self._cancel(places)
+        receipts = [format_receipt(self._requester.namespace_id, [place]) for place in places]
+        result = rows.select(["topic", "partition", "key", "deliver_at"])
+        result = result.append_column("receipt", pa.array(receipts, pa.string()))
+        return result.append_column("outcome", pa.array([outcome.value for outcome in outcomes], pa.string()))
+
+    def _cancel(self, places: Sequence[MessagePlace]) -> list[CancelOutcome]:
+        """Cancel messages, and return the outcome of each. Raises RequestTimedOut: some may be cancelled."""
+        outcomes: list[CancelOutcome] = []
+        for first in range(0, len(places), MOST_ROWS):
+            judged = self._requester.ask(CancelDelays(*place_columns(places[first : first + MOST_ROWS])))
+            assert isinstance(judged, DelaysJudged)
+            outcomes += judged.outcomes
+        return self._resolve_not_found(places, outcomes)
+
+    def _resolve_not_found(
+        self, places: Sequence[MessagePlace], outcomes: Sequence[CancelOutcome]
+    ) -> list[CancelOutcome]:
+        """Replace NOT_FOUND by the outcome of rows whose range has ended as a whole."""
+        missing = {p.range for p, outcome in zip(places, outcomes, strict=True) if outcome is CancelOutcome.NOT_FOUND}
+        ended_ranges = read_ended_ranges(self._namespace.store, self._clock, missing) if missing else {}
+        return [
+            ended_ranges[place.range].find_outcome(place.row)
+            if outcome is CancelOutcome.NOT_FOUND and place.range in ended_ranges
+            else outcome
+            for place, outcome in zip(places, outcomes, strict=True)
+        ]
+
+    def _find_waiting_rows(self, topic: str | None, key: bytes | None, predicate: Predicate | None) -> pa.Table:
+        """Return the waiting rows that match, with columns of SHOWN and PLACE."""
+        with store_errors(), report_damage(self._namespace.store):
+            self._wait_for_tables()
+            pending = read_pending_rows(self._namespace.store, topic, unread=key is None and predicate is None)
+            parts = [_filter_rows(rows, key, predicate) for rows in pending]
+        names = [*SHOWN, *(pa.field(name, pa.int64()) for name in PLACE)]
+        return pa.concat_tables([pa.schema(names).empty_table(), *parts], promote_options="permissive")
+
+    def _wait_for_tables(self) -> None:
+        """Wait until the tables hold all that is decided so far."""
+        step = find_projection_target(self._namespace.store)
+        timeout_ms = self._namespace.config.ms("request.timeout.ms")
+        deadline_ms = self._clock.steady_ms() + timeout_ms
+        while (table_step := read_watermark(self._namespace.store).step) < step:
+            if self._clock.steady_ms() > deadline_ms:
+                raise RequestTimedOut(
+                    f"Nothing was cancelled: no sequencer brought the tables up to date within {timeout_ms} ms.",
+                    found=f"step {table_step}",
+                    expected=f"step {step}, by a sequencer that leads",
+                )
+            self._clock.sleep(_POLL_MS)
 
     def reschedule(
         self, receipt: str, *, deliver_at: datetime | int | None = None, delay_ms: int | None = None
@@ -293,9 +263,7 @@ class DelayedMessages(ProcessBound):
         judged = self._requester.ask(RescheduleDelays(*place_columns(places), due_ms))
         assert isinstance(judged, DelaysJudged)
         if not judged.due_ms:
-            return RescheduleResult(
-                _combine_outcomes(self._cancelling.resolve_not_found(places, judged.outcomes)).value
-            )
+            return RescheduleResult(_combine_outcomes(self._resolve_not_found(places, judged.outcomes)).value)
         moved = [
             MessagePlace(place.topic_id, place.file_id, place.first_row + place.row, 0, reschedules)
             for place, reschedules in zip(places, judged.reschedules, strict=True)

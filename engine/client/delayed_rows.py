@@ -43,16 +43,9 @@ def read_ended_ranges(store: Store, clock: Clock, keys: Collection[RangeKey]) ->
     for attempt in range(_ATTEMPTS):
         with store_errors(), report_damage(store):
             try:
-                ended = _read_at_watermark(store, clock, keys)
+                return _read_at_watermark(store, clock, keys)
             except StepsGone:
-                ended = None
-            except FileNotFoundError:  # merged, and removed meanwhile
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                ended = None
-        if ended is not None:
-            return ended
-        clock.sleep(5 * attempt)
+                clock.sleep(5 * attempt)
     raise ReadOvertaken()
 
 
