@@ -1,8 +1,7 @@
-"""Serve HTTP from a thread of this process, with a listening socket that leaves descriptors to the rest of it.
+"""Serve HTTP from a thread of this process, with a bound of connections that leaves descriptors to the rest of it.
 
-Anybody who reaches the address may open connections. So only a few are accepted at a time, and the rest wait in the
-kernel, where they cost this process nothing. Connections that send no request in time are closed. While many are open
-they have less time, so that silent clients keep nobody waiting for long.
+Anybody who reaches the address may open connections. So only a few stay open: a new one takes the place of the oldest
+one that has not sent its request. Connections that send no request in time are closed.
 """
 
 from __future__ import annotations
@@ -10,14 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-import select
-import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -27,7 +22,6 @@ from lakemq.tables.storage.coordination import sockets
 
 _END_S = 5
 """How long requests may go on when a server ends."""
-_START_S = 30.0
 _SHARE_OF_DESCRIPTORS = 16
 """A server has at most one in so many of the process's descriptors. Lines have half of them, and steps need some."""
 
@@ -37,83 +31,18 @@ class HttpLimits:
     """What the clients of a server may take.
 
     Attributes:
-        connections: how many are accepted at a time; fewer if the process may have few descriptors.
+        connections: how many stay open at a time; fewer if the process may have few descriptors.
         request_s: time in which a connection must send a whole request.
-        crowded_s: that time while more than half of the connections are open.
     """
 
     connections: int
     request_s: float = 10.0
-    crowded_s: float = 1.0
 
-
-class HttpListener(socket.socket):
-    """A listening socket that seems quiet while all its connections are in use.
-
-    Its descriptor, which servers poll, is that of an epoll, which watches the socket only while there is room.
-    """
-
-    def __init__(self, host: str, port: int, most_connections: int) -> None:
-        """Listen at an address. Raises OSError. port: 0 takes a free one."""
-        super().__init__(fileno=sockets.listen_tcp(host.strip("[]"), port).detach())
-        self.setblocking(False)
+    def count_connections(self) -> int:
+        """Return how many connections this process may have."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        share = most_connections if soft == resource.RLIM_INFINITY else soft // _SHARE_OF_DESCRIPTORS
-        self._most = self._room = max(1, min(most_connections, share))
-        self._lock = threading.Lock()
-        self._poll = select.epoll()
-        self._poll.register(super().fileno(), select.EPOLLIN)
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether more than half of the connections are open."""
-        return 2 * self._room < self._most
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll; -1 if the socket is closed."""
-        return -1 if self._poll.closed else self._poll.fileno()
-
-    def accept(self) -> tuple[HttpConnection, Any]:
-        """Return a new connection and its address. Raises OSError; BlockingIOError if there is none, or no room."""
-        with self._lock:
-            if not self._room:
-                raise BlockingIOError
-            accepted, address = super().accept()
-            self._room -= 1
-            if not self._room:
-                self._poll.modify(super().fileno(), 0)
-        connection = HttpConnection(self, accepted.detach())
-        with suppress(OSError):  # the client has ended already, which its reader notices
-            sockets.configure(connection)
-        return connection, address
-
-    def make_room(self) -> None:
-        """Note that a connection has ended."""
-        with self._lock:
-            self._room += 1
-            if self._room == 1 and not self._poll.closed:
-                self._poll.modify(super().fileno(), select.EPOLLIN)
-
-    def close(self) -> None:
-        """Accept nothing more."""
-        with self._lock:
-            self._poll.close()
-            super().close()
-
-
-class HttpConnection(socket.socket):
-    """A connection, whose end makes room for the next."""
-
-    def __init__(self, listener: HttpListener, descriptor: int) -> None:
-        super().__init__(fileno=descriptor)
-        self._listener: HttpListener | None = listener
-
-    def close(self) -> None:
-        """Close it, and let the listener accept another one."""
-        super().close()
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.make_room()
+        share = self.connections if soft == resource.RLIM_INFINITY else soft // _SHARE_OF_DESCRIPTORS
+        return max(1, min(self.connections, share))
 
 
 @contextmanager
@@ -134,7 +63,7 @@ def serve_http(
         InvalidConfig: the address cannot be listened on.
     """
     try:
-        listener = HttpListener(host, port, limits.connections)
+        listener = sockets.listen_tcp(host.strip("[]"), port)
     except OSError as error:
         raise InvalidConfig(
             f"The {name} server cannot listen: {error.strerror or error}.",
@@ -142,10 +71,9 @@ def serve_http(
             expected=f"an address of this machine and a port that is free: {options}",
         ) from None
     with listener:
-        server = _make_server(app, listener, limits)
+        server = _make_server(app, limits)
         thread = threading.Thread(target=server.run, args=([listener],), name=f"lakemq-{name}", daemon=True)
         thread.start()
-        _wait_until_started(server, thread)
         try:
             yield listener.getsockname()[:2]
         finally:
@@ -153,10 +81,11 @@ def serve_http(
             thread.join()
 
 
-def _make_server(app: Callable[..., object], listener: HttpListener, limits: HttpLimits) -> uvicorn.Server:
+def _make_server(app: Callable[..., object], limits: HttpLimits) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
-        http=_make_protocol(listener, limits),
+        http=_make_protocol(limits),
+        backlog=limits.count_connections(),  # so many are accepted before a protocol sees the first of them
         ws="none",
         lifespan="off",
         log_config=None,
@@ -169,15 +98,26 @@ def _make_server(app: Callable[..., object], listener: HttpListener, limits: Htt
     return uvicorn.Server(config)
 
 
-def _make_protocol(listener: HttpListener, limits: HttpLimits) -> type[H11Protocol]:
-    """Return the class of connections that are closed if a request does not arrive in time."""
+def _make_protocol(limits: HttpLimits) -> type[H11Protocol]:
+    """Return the class of connections that are closed if their request does not come in time, or others need room."""
+    most = limits.count_connections()
+    waiting: dict[BoundedProtocol, asyncio.TimerHandle] = {}
+    """Connections whose request is not here, the oldest first, each with its deadline."""
 
-    class TimedProtocol(H11Protocol):
-        _deadline: asyncio.TimerHandle | None = None
-
+    class BoundedProtocol(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            with suppress(OSError):  # the client has ended already, which its reader notices
+                sockets.configure(transport.get_extra_info("socket"))
+            if len(self.connections) > most:
+                oldest = next(iter(waiting), self)
+                oldest.stop_waiting()
+                oldest.transport.abort()
             self._await_request()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.stop_waiting()
+            super().connection_lost(exc)
 
         def handle_events(self) -> None:
             super().handle_events()
@@ -190,17 +130,12 @@ def _make_protocol(listener: HttpListener, limits: HttpLimits) -> type[H11Protoc
         def _await_request(self) -> None:
             cycle = self.cycle
             if cycle is not None and not cycle.more_body and not cycle.response_complete:
-                if self._deadline is not None:  # the whole request is here, and is being answered
-                    self._deadline.cancel()
-                    self._deadline = None
-            elif self._deadline is None and not self.transport.is_closing():
-                limit_s = limits.crowded_s if listener.is_crowded else limits.request_s
-                self._deadline = self.loop.call_later(limit_s, self.transport.abort)
+                self.stop_waiting()  # the whole request is here, and is being answered
+            elif self not in waiting and not self.transport.is_closing():
+                waiting[self] = self.loop.call_later(limits.request_s, self.transport.abort)
 
-    return TimedProtocol
+        def stop_waiting(self) -> None:
+            if deadline := waiting.pop(self, None):
+                deadline.cancel()
 
-
-def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
-    deadline_s = time.monotonic() + _START_S
-    while not server.started and thread.is_alive() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    return BoundedProtocol
