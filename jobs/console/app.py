@@ -111,7 +111,6 @@ class WebApplication:
     def __init__(self, console: Console, registry: CollectorRegistry) -> None:
         self._console, self._registry = console, registry
         self._templates = make_templates()
-        self._tokens = guard.FormTokens()
         self._style, self._icon = _read_static("console.css"), _read_static("icon.svg")
 
     def list_routes(self) -> list[Route]:
@@ -135,7 +134,7 @@ class WebApplication:
 
     def _show_posted(self, page: PageReader) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            inputs = await self._read_form(request)
+            inputs = await _read_form(request)
             return await run_in_threadpool(self._answer, request, lambda: page.read_checked(self._console, inputs))
 
         return endpoint
@@ -160,7 +159,6 @@ class WebApplication:
         return self._render(request, Page(title, [Notice(text, "bad")]), status)
 
     def _render(self, request: Request, page: Page, status: int = 200) -> Response:
-        nonce = self._tokens.choose_nonce(request.cookies.get(guard.COOKIE))
         refresh_s = _find_refresh_s(request)
         done = CHANGES.get(request.query_params.get("done", ""))
         html = self._templates.get_template("page.html").render(
@@ -173,28 +171,16 @@ class WebApplication:
             refresh=refresh_s,
             refresh_links=_list_refresh_links(request),
             done=done.done if done and status == 200 else "",
-            csrf_field=guard.FIELD,
-            make_csrf=lambda action: self._tokens.make(nonce, action),
         )
         response = HTMLResponse(html, status)
-        response.set_cookie(guard.COOKIE, nonce, httponly=True, samesite="strict")
         if "refresh" in request.query_params:  # the next pages do the same
             response.set_cookie(_REFRESH_COOKIE, str(refresh_s or 0), httponly=True, samesite="strict")
         return response
 
     # -- forms ------------------------------------------------------------------------------------------
 
-    async def _read_form(self, request: Request) -> dict[str, Any]:
-        """Return the fields of a form. Raises HTTPException if it was not filled on a page of this process."""
-        form = await request.form(max_files=0, max_fields=20)
-        inputs = {name: value for name, value in form.items() if isinstance(value, str)}
-        token = inputs.pop(guard.FIELD, "")
-        if not self._tokens.is_valid(request.cookies.get(guard.COOKIE), request.url.path, token):
-            raise HTTPException(403, "This form is not valid any more. Go back, load the page again, and repeat it.")
-        return inputs
-
     def explain_http_error(self, request: Request, error: Exception) -> Response:
-        """Return the page for an address that does not exist, a wrong method, or a form that is not valid."""
+        """Return the page for an address that does not exist, or a wrong method."""
         assert isinstance(error, HTTPException)
         return self._explain(request, "This request is refused", error.detail, error.status_code)
 
@@ -222,7 +208,7 @@ class WebApplication:
 
     async def _apply_change(self, request: Request) -> Response:
         change = self._find_change(request)
-        inputs = await self._read_form(request)
+        inputs = await _read_form(request)
         return await run_in_threadpool(self._apply, request, change, inputs)
 
     def _apply(self, request: Request, change: Change, form: Inputs) -> Response:
@@ -250,7 +236,7 @@ class WebApplication:
         return self._answer(request, lambda: Page("Open the console", [form]))
 
     async def _log_in(self, request: Request) -> Response:
-        inputs = await self._read_form(request)
+        inputs = await _read_form(request)
         return await run_in_threadpool(self._check_token, request, inputs)
 
     def _check_token(self, request: Request, inputs: Inputs) -> Response:
@@ -274,6 +260,11 @@ def build_app(console: Console, registry: CollectorRegistry) -> guard.Guard:
         exception_handlers={HTTPException: application.explain_http_error},
     )
     return guard.Guard(app, console.settings)
+
+
+async def _read_form(request: Request) -> dict[str, Any]:
+    form = await request.form(max_files=0, max_fields=20)
+    return {name: value for name, value in form.items() if isinstance(value, str)}
 
 
 def _find_refresh_s(request: Request) -> int | None:

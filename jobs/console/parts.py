@@ -253,7 +253,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Form:
-    """A form. method: `get` for what only reads; `post` with a token against foreign sites."""
+    """A form. method: `get` for what only reads; `post` for the rest."""
 
     kind: ClassVar[str] = "form"
     title: str

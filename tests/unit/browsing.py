@@ -1,4 +1,4 @@
-"""Browse a console as a person does: real HTTP, cookies, forms with their tokens."""
+"""Browse a console as a person does: real HTTP, cookies, forms."""
 
 import html
 import re
