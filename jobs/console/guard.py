@@ -9,11 +9,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -51,10 +49,6 @@ SESSION_S = 12 * 3600
 """How long a browser that has shown the token need not show it again."""
 
 
-WRONG_TOKEN_S = 0.5
-"""How long the answer to a wrong token takes. With 64 connections a program tries 128 tokens a second."""
-
-
 def make_session(token: str, now_s: float) -> str:
     """Return the cookie of a browser that has shown the token now."""
     return _sign_session(token, str(int(now_s) + SESSION_S))
@@ -74,15 +68,8 @@ def _is_session(cookie: str, token: str, now_s: float) -> bool:
 class Guard:
     """An ASGI middleware that lets only acceptable requests pass."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        settings: ConsoleSettings,
-        now_s: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        """now_s: returns the time, by which sessions end. sleep: delays the answers to wrong tokens."""
-        self._app, self._settings, self._now_s, self._sleep = app, settings, now_s, sleep
+    def __init__(self, app: ASGIApp, settings: ConsoleSettings) -> None:
+        self._app, self._settings = app, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -98,9 +85,6 @@ class Guard:
 
         refusal = self._refuse(scope)
         if refusal is not None:
-            headers = Headers(scope=scope)
-            if _shows_token(headers) and not self._has_token(headers):
-                await self._sleep(WRONG_TOKEN_S)
             await refusal(scope, receive, send_with_headers)
             return
         await self._app(scope, _limit_body(receive), send_with_headers)
@@ -135,12 +119,7 @@ class Guard:
         if scheme.lower() == "bearer" and are_equal(shown.strip(), token):
             return True
         cookies = cookie_parser(headers.get("cookie", ""))
-        return _is_session(cookies.get(SESSION_COOKIE, ""), token, self._now_s())
-
-
-def _shows_token(headers: Headers) -> bool:
-    """Return whether a request has a token or a session, right or wrong."""
-    return "authorization" in headers or SESSION_COOKIE in cookie_parser(headers.get("cookie", ""))
+        return _is_session(cookies.get(SESSION_COOKIE, ""), token, time.time())
 
 
 def _limit_body(receive: Receive) -> Receive:
