@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +20,6 @@ from lakemq.jobs.process.native_memory import collect_rarely
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.jobs.reports.history import History
-    from lakemq.jobs.status import Outlook
 
 
 _REFRESH_S = 1.0
@@ -91,48 +90,26 @@ def _show_live(mq: Connection) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from lakemq.jobs.status import read_status, take_sample
+    from lakemq.jobs.status import OutlookReader, read_status, take_sample
     from lakemq.jobs.status_page import draw_status
 
-    # The watcher has an observer of its own: its look takes long, and the page must not wait for it.
-    watcher, observer, before = _OutlookWatcher(mq), mq.observer(), take_sample(mq)
-    try:
-        with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as page:
-            while True:
-                time.sleep(_REFRESH_S)
-                now = take_sample(mq)
-                status = read_status(mq, observer, before, now)
-                page.update(draw_status(status, watcher.outlook), refresh=True)
-                before = now
-    finally:
-        watcher.stop()
-
-
-class _OutlookWatcher:
-    """Reads the outlook in a thread of its own, so that the page is refreshed meanwhile."""
-
-    def __init__(self, mq: Connection) -> None:
-        self.outlook: Outlook | None = None
-        self._mq = mq
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lakemq-outlook", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        from lakemq.jobs.status import OutlookReader
-
-        reader = OutlookReader(self._mq, self._mq.observer())
-        while not self._stopped.is_set():
-            try:
-                self.outlook = reader.read()
-            except Exception as error:  # the page itself meets the same error, or can do without
-                note(f"Delayed messages and findings cannot be read: {error}")
-                return
-            self._stopped.wait(_OUTLOOK_S)
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
+    # The outlook has an observer and a thread of its own: reading it takes long, and the page must not wait for it.
+    reader, outlook, next_s = OutlookReader(mq, mq.observer()), None, time.monotonic() + _OUTLOOK_S
+    observer, before = mq.observer(), take_sample(mq)
+    with (
+        ThreadPoolExecutor(1, "lakemq-outlook") as pool,
+        Live(console=Console(highlight=False), screen=True, auto_refresh=False) as page,
+    ):
+        reading = pool.submit(reader.read)
+        while True:
+            time.sleep(_REFRESH_S)
+            now = take_sample(mq)
+            if reading.done():
+                outlook = reading.result()
+                if time.monotonic() >= next_s:
+                    reading, next_s = pool.submit(reader.read), time.monotonic() + _OUTLOOK_S
+            page.update(draw_status(read_status(mq, observer, before, now), outlook), refresh=True)
+            before = now
 
 
 # `lakemq report`: what happened between two times, as tables or as one page.
