@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,12 +100,11 @@ def audit(namespace: Namespace, docs: Path | None = None) -> Audit:
 
 def examine(prepared: PreparedAudit, docs: Path | None = None) -> Iterator[InvariantResult]:
     """Ask Great Expectations whether each invariant of the subjects holds, in their order."""
-    with _without_usage_statistics():
-        import_great_expectations()
-        from lakemq.engine.client.quality.gx import run_queries_in
+    import_great_expectations()
+    from lakemq.engine.client.quality.gx import run_queries_in
 
-        with run_queries_in(prepared.database):
-            yield from _run_checkpoints(prepared, docs)
+    with run_queries_in(prepared.database):
+        yield from _run_checkpoints(prepared, docs)
 
 
 def _run_checkpoints(prepared: PreparedAudit, docs: Path | None) -> Iterator[InvariantResult]:
@@ -177,19 +174,18 @@ def audit_topic(
 
     Raises InvalidConfig, ExpectationFailed, InvalidRecord, IllegalState, UnknownTopicOrPartition, MissingExtra.
     """
-    with _without_usage_statistics():
-        loaded, state = load_topic_suite(mq.namespace, topic, suite), mq.state()
-        messages = select_messages(spark, mq.namespace, state.topic(topic), table, offsets)
-        check_columns(loaded, messages)
-        audited = messages.describe()
-        log.info("Auditing %s by %d rules: %s", topic, len(loaded.expectations), to_json(audited))
-        context = _create_context(docs)
-        loaded.notes = to_json(audited)
-        run_name = table if messages.version is None else f"{table} version {messages.version}"
-        asset = context.data_sources.add_spark(topic, persist=False).add_dataframe_asset(table)
-        places = {"result_format": "SUMMARY", "unexpected_index_column_names": ["partition", "offset"]}
-        results = _run_checkpoint(context, asset, loaded, messages.df, places, run_name)
-        outcomes = tuple(_topic_outcome(topic, result) for result in results)
+    loaded, state = load_topic_suite(mq.namespace, topic, suite), mq.state()
+    messages = select_messages(spark, mq.namespace, state.topic(topic), table, offsets)
+    check_columns(loaded, messages)
+    audited = messages.describe()
+    log.info("Auditing %s by %d rules: %s", topic, len(loaded.expectations), to_json(audited))
+    context = _create_context(docs)
+    loaded.notes = to_json(audited)
+    run_name = table if messages.version is None else f"{table} version {messages.version}"
+    asset = context.data_sources.add_spark(topic, persist=False).add_dataframe_asset(table)
+    places = {"result_format": "SUMMARY", "unexpected_index_column_names": ["partition", "offset"]}
+    results = _run_checkpoint(context, asset, loaded, messages.df, places, run_name)
+    outcomes = tuple(_topic_outcome(topic, result) for result in results)
     return Audit(state.step, None, outcomes), audited
 
 
@@ -235,20 +231,6 @@ def _site(docs: Path) -> Any:
         "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
         "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.absolute())},
     }
-
-
-@contextmanager
-def _without_usage_statistics() -> Iterator[None]:
-    """Keep Great Expectations from sending usage statistics."""
-    before = os.environ.get("GX_ANALYTICS_ENABLED")
-    os.environ["GX_ANALYTICS_ENABLED"] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["GX_ANALYTICS_ENABLED"]
-        else:
-            os.environ["GX_ANALYTICS_ENABLED"] = before
 
 
 def parser() -> argparse.ArgumentParser:

@@ -27,7 +27,7 @@ def import_great_expectations() -> ModuleType:
 
 
 def create_ephemeral_context() -> EphemeralDataContext:
-    """Return a context that shows no progress and leaves no files behind. Raises MissingExtra."""
+    """Return a context that shows no progress, leaves no files behind and sends no statistics. Raises MissingExtra."""
     gx = import_great_expectations()
     from great_expectations.data_context.types.base import (
         DataContextConfig,
@@ -37,7 +37,8 @@ def create_ephemeral_context() -> EphemeralDataContext:
 
     # otherwise it leaves a temporary folder for docs behind
     stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)
-    config = DataContextConfig(store_backend_defaults=stores, progress_bars=ProgressBarsConfig(globally=False))
+    bars = ProgressBarsConfig(globally=False)
+    config = DataContextConfig(store_backend_defaults=stores, progress_bars=bars, analytics_enabled=False)
     return gx.get_context(project_config=config, mode="ephemeral")
 
 
