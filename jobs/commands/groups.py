@@ -11,13 +11,13 @@ from lakemq.jobs.commands import group_operations
 from lakemq.jobs.commands.messages import Isolation, parse_isolation
 from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
 from lakemq.jobs.commands.shared.times import from_millis, parse_moment, parse_past_option, to_record
-from lakemq.jobs.output import format_setting, note, show
+from lakemq.jobs.commands.topics import list_settings
+from lakemq.jobs.output import note, show
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.groups.group_info import GroupInfo
     from lakemq.engine.client.operator_tools import Observation
 
 
@@ -167,7 +167,8 @@ def describe(
             listed = (member for info in infos if info.members for member in observed_groups.members(info.group))
             show(map(to_record, listed), session.output, _MEMBERS)
         elif settings:
-            show((row for info in infos for row in list_settings(info)), session.output, _SETTINGS)
+            rows = ({"group": info.group, **row} for info in infos for row in list_settings(info))
+            show(rows, session.output, _SETTINGS)
         else:
             show(map(to_record, infos), session.output, _STATE if state else _DESCRIBED)
 
@@ -328,19 +329,6 @@ SELECT "group", topic, partition, state, owner, since, until, reason
 FROM assignment_history
 WHERE "group" = $group AND since <= $at AND (until > $at OR until IS NULL)
 ORDER BY topic, partition"""
-
-
-def list_settings(info: GroupInfo) -> list[dict[str, Any]]:
-    """Return all settings of a group by name: group, setting, value, and whether it is set."""
-    return [
-        {
-            "group": info.group,
-            "setting": key,
-            "value": format_setting(value),
-            "set": "yes" if key in info.config else "default",
-        }
-        for key, value in sorted(info.settings.items())
-    ]
 
 
 # `lakemq offsets`: offsets of partitions, at either end of the log or at a time.

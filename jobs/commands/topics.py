@@ -14,6 +14,7 @@ from lakemq.jobs.commands.shared.printing import show_activity
 from lakemq.jobs.output import Output, format_setting, note, show
 
 if TYPE_CHECKING:
+    from lakemq.engine.client.groups.group_info import GroupInfo
     from lakemq.engine.client.topics import TopicDescription
     from lakemq.jobs.key_spread import KeySpread
 
@@ -283,11 +284,15 @@ def _whole(topic: TopicDescription) -> dict[str, Any]:
     return {**_summary(topic), "settings": topic.settings, **offsets}
 
 
-def list_settings(topic: TopicDescription) -> list[dict[str, Any]]:
-    """Return all settings of a topic by name: setting, value, and whether it is set."""
+def list_settings(described: TopicDescription | GroupInfo) -> list[dict[str, Any]]:
+    """Return all settings of a topic or a group by name: setting, value, and whether it is set."""
     return [
-        {"setting": key, "value": _shorten(format_setting(value)), "set": "yes" if key in topic.config else "default"}
-        for key, value in sorted(topic.settings.items())
+        {
+            "setting": name,
+            "value": _shorten(format_setting(value)),
+            "set": "yes" if name in described.config else "default",
+        }
+        for name, value in sorted(described.settings.items())
     ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from lakemq.jobs.commands.groups import list_settings
+from lakemq.jobs.commands.topics import list_settings
 from lakemq.jobs.console.changes import offer_change, read_number, read_text
 from lakemq.jobs.console.console import Console, quote_sql
 from lakemq.jobs.console.pages.queries import draw_or_explain
