@@ -28,8 +28,8 @@ from lakemq.jobs.entry import (
     run_as_script,
     whole_number,
 )
-from lakemq.jobs.process.exits import list_stop_signals
-from lakemq.jobs.process.native_memory import MemoryRelease, choose_allocator
+from lakemq.jobs.process.exits import handle_signals
+from lakemq.jobs.process.native_memory import MemoryRelease, choose_allocator, collect_rarely
 from lakemq.jobs.process.probe import probe
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def serve_until_signal(
     Raises:
         StorageError: the store failed.
     """
-    with catch_stop_signals() as stop, _collect_less_often():
+    with catch_stop_signals() as stop, collect_rarely(*_COLLECT_AFTER):
         end_s = math.inf if for_ms is None else time.monotonic() + for_ms / 1000
         _look_whether_writable(mq)
         with mq.serving() as serving, beside(serving):
@@ -103,21 +103,9 @@ def _look_whether_writable(mq: Connection) -> None:
 
 
 @contextmanager
-def _collect_less_often() -> Iterator[None]:
-    """Let the garbage collector look at new objects less often in this block."""
-    before = gc.get_threshold()
-    gc.set_threshold(*_COLLECT_AFTER)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-@contextmanager
 def catch_stop_signals() -> Iterator[threading.Event]:
     """Yield an event that the first SIGTERM, SIGINT or SIGHUP sets. The second signal kills the process."""
     stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in list_stop_signals()}
 
     def on_signal(number: int, _: FrameType | None) -> None:
         if stop.is_set():
@@ -125,13 +113,8 @@ def catch_stop_signals() -> Iterator[threading.Event]:
             os.kill(os.getpid(), number)
         stop.set()
 
-    for number in before:
-        signal.signal(number, on_signal)
-    try:
+    with handle_signals(on_signal):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _LeaderWatcher:

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
@@ -128,22 +128,22 @@ def list_stop_signals() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
 
 
-def install() -> None:
-    """Let these signals end this process. Call it in the main thread."""
+def install(handler: Callable[[int, FrameType | None], object] | None = None) -> None:
+    """Let these signals end this process, or call the handler. Call it in the main thread."""
     for number in list_stop_signals():
-        signal.signal(number, on_signal)
+        signal.signal(number, handler or on_signal)
 
 
 @contextmanager
-def handle_signals() -> Iterator[None]:
-    """Let the signals of `install` end the work inside the block."""
+def handle_signals(handler: Callable[[int, FrameType | None], object] | None = None) -> Iterator[None]:
+    """Let the signals of `install` end the work inside the block, or call the handler."""
     before = {number: signal.getsignal(number) for number in list_stop_signals()}
-    install()
+    install(handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
 
 
 def on_signal(number: int, _: FrameType | None) -> None:

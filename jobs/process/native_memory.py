@@ -87,22 +87,22 @@ def release_unused_memory() -> None:
     pa.default_memory_pool().release_unused()
 
 
-# Let Python search for garbage less often while a short command starts.
+# Let Python search for garbage less often, while a short command starts or a leader works.
 
 
-_COLLECT_AFTER = 200_000
+_COLLECT_AFTER = (200_000, 10, 10)
 """New objects between two searches. Importing makes about as many, and hardly any garbage."""
 
 
 @contextmanager
-def collect_rarely() -> Iterator[None]:
-    """Search for garbage rarely in this block.
+def collect_rarely(*thresholds: int) -> Iterator[None]:
+    """Search for garbage rarely in this block. thresholds: as of `gc.set_threshold`; by default, for a short command.
 
     By default Python searches after every 700 new objects. The imports of a command make so many objects that these
     searches take a sixth of its time.
     """
     before = gc.get_threshold()
-    gc.set_threshold(_COLLECT_AFTER, *before[1:])
+    gc.set_threshold(*(thresholds or _COLLECT_AFTER))
     try:
         yield
     finally:
