@@ -23,5 +23,5 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [{"integration-name": "LakeMQ", "python-modules": [f"{here}.hooks"]}],
         "sensors": [{"integration-name": "LakeMQ", "python-modules": [f"{here}.sensors"]}],
         "triggers": [{"integration-name": "LakeMQ", "python-modules": [f"{here}.triggers"]}],
-        "queues": [f"{here}.queues.LakeMQMessageQueueProvider"],
+        "queues": [f"{here}.triggers.LakeMQMessageQueueProvider"],
     }

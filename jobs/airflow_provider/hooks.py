@@ -11,10 +11,7 @@ from lakemq.errors import InvalidConfig
 from lakemq.jobs.airflow_provider import CONNECTION_TYPE
 
 with needs("airflow"):
-    try:
-        from airflow.sdk import BaseHook
-    except ModuleNotFoundError:  # Airflow 2
-        from airflow.hooks.base import BaseHook
+    from airflow.sdk import BaseHook
 
 
 class LakeMQHook(BaseHook):

@@ -1,4 +1,4 @@
-"""A sensor that waits for messages inside a DAG: for Airflow 2, or in the middle of a DAG."""
+"""A sensor that waits for messages in the middle of a DAG."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from lakemq.jobs.airflow_provider.hooks import LakeMQHook
 from lakemq.jobs.airflow_provider.waiting import find_waiting_ends
 
 with needs("airflow"):
-    try:
-        from airflow.sdk import BaseSensorOperator, PokeReturnValue
-    except ModuleNotFoundError:  # Airflow 2
-        from airflow.sensors.base import BaseSensorOperator, PokeReturnValue
+    from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 
 class LakeMQMessagesSensor(BaseSensorOperator):

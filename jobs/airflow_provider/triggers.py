@@ -1,4 +1,4 @@
-"""The trigger that fires when messages wait for a group. The DAG that it starts consumes them."""
+"""The trigger that fires when messages wait for a group, and its queue. The DAG that it starts consumes them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from typing import Any
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.extras import needs
+from lakemq.jobs.airflow_provider import CONNECTION_TYPE
 from lakemq.jobs.airflow_provider.hooks import LakeMQHook
 from lakemq.jobs.airflow_provider.waiting import Ends, find_waiting_ends, has_new_ends
 
 with needs("airflow"):
-    from airflow.triggers.base import TriggerEvent
+    from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
+    from airflow.triggers.base import BaseEventTrigger, TriggerEvent
     from asgiref.sync import sync_to_async
-
-    try:
-        from airflow.triggers.base import BaseEventTrigger
-    except ImportError:  # Airflow 2 has no assets that are watched
-        from airflow.triggers.base import BaseTrigger as BaseEventTrigger
 
 
 class LakeMQMessagesTrigger(BaseEventTrigger):
@@ -70,3 +67,12 @@ class LakeMQMessagesTrigger(BaseEventTrigger):
                 sent, sent_at_s = ends, loop.time()
                 yield ends
             await asyncio.sleep(self.poll_interval_s)
+
+
+class LakeMQMessageQueueProvider(BaseMessageQueueProvider):
+    """Makes a LakeMQMessagesTrigger, and takes its arguments: `MessageQueueTrigger(scheme="lakemq", ...)`."""
+
+    scheme = CONNECTION_TYPE
+
+    def trigger_class(self) -> type[LakeMQMessagesTrigger]:
+        return LakeMQMessagesTrigger

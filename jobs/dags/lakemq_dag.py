@@ -13,17 +13,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-
-try:
-    from airflow.sdk import DAG, Param
-except ModuleNotFoundError:  # Airflow 2
-    from airflow import DAG
-    from airflow.models.param import Param
-
-try:
-    from airflow.providers.standard.operators.bash import BashOperator
-except ModuleNotFoundError:  # Airflow 2 without the standard provider
-    from airflow.operators.bash import BashOperator
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG, Param
 
 CONNECTION = "conn.lakemq_default"
 HOME = f"{{{{ {CONNECTION}.extra_dejson.home }}}}"

@@ -51,7 +51,7 @@ def test_airflow_imports_the_dags_and_finds_the_provider(airflow: Airflow) -> No
     assert import_errors == {}
     assert {*dags} == DAGS
     assert hook == "lakemq_conn_id"
-    assert "lakemq.jobs.airflow_provider.queues.LakeMQMessageQueueProvider" in queues
+    assert "lakemq.jobs.airflow_provider.triggers.LakeMQMessageQueueProvider" in queues
 
 
 def test_a_step_decides_what_waits_and_starts_no_jvm(airflow: Airflow, mq: Connection) -> None:
