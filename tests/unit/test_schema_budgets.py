@@ -41,14 +41,13 @@ def record(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def refuse_records_within_themselves() -> None:
-    refuse("avro", record("R", a="R"), "has no values")
-    refuse("avro", record("A", b=record("B", a=["A"])), "has no values")
+    refuse("avro", record("R", a="R"), "contains itself")
+    refuse("avro", record("A", b=record("B", a=["null", "A"])), "contains itself")
 
 
 def refuse_items_without_bytes() -> None:
     for items in ("null", record("E"), {"type": "fixed", "name": "F", "size": 0}, record("N", a="null", b="int")):
         refuse("avro", {"type": "array", "items": items}, "take no bytes")
-    refuse("avro", record("R", a="null", next=["null", "R"]), "take no bytes")
     open_schema("avro", {"type": "array", "items": ["null", record("E")]})
     open_schema("avro", record("R", a="null", e=record("E")))
 
@@ -122,19 +121,6 @@ def refuse_to_compare_many_alternatives() -> None:
         check_compatibility("t", old, SchemaRule("json", json.dumps({**schema, "title": "new"})), "backward")
 
 
-def find_deep_avro_values_unfit() -> None:
-    linked = record("R", a=["null", "R"])
-    schema, header = open_schema("avro", linked), MARKER + fingerprint(parse_avro(json.dumps(linked)))
-    values = [header + b"\2" * levels + b"\0" for levels in (60, 100, 1_000_000)]
-    assert schema.find_misfits(values) == dict.fromkeys((1, 2), "found a value that is nested too deeply")
-    assert [value is None for value in schema.parse(values).to_pylist()] == [False, True, True]
-    row: dict[str, Any] | None = None
-    for _ in range(100_000):
-        row = {"a": row}
-    with pytest.raises(ValueError, match="nested too deeply"):
-        schema.encode(row)
-
-
 def find_long_decimals_unfit() -> None:
     decimal = {"logicalType": "decimal", "precision": 10_000, "scale": 2}
     free, fixed = {"type": "bytes", **decimal}, {"type": "fixed", "name": "F", "size": 2**21, **decimal}
@@ -184,7 +170,6 @@ CASES: list[Callable[[], None]] = [
     refuse_large_patterns,
     find_long_texts_unfit_for_large_patterns,
     refuse_to_compare_many_alternatives,
-    find_deep_avro_values_unfit,
     find_long_decimals_unfit,
     find_avro_defaults_unfit,
     parse_wide_items_as_null,

@@ -241,10 +241,6 @@ def test_refusal_names_the_innermost_place() -> None:
 
 
 def test_recursive_schemas_are_compared() -> None:
-    node = record(field("int"), field(["null", "R"], "next", default=None))
-    wider = record(field("long"), field(["null", "R"], "next", default=None))
-    assert admits("avro", node, wider, "backward")
-    assert not admits("avro", node, wider, "forward")
     tree = {"$ref": "#/$defs/n", "$defs": {"n": an_object(a=INTEGER, next={"$ref": "#/$defs/n"})}}
     assert admits("json", tree, tree, "full")
 

@@ -13,8 +13,6 @@ import pyarrow as pa
 import pytest
 
 from lakemq.engine.client.schemas import SchemaRule
-from lakemq.engine.client.schemas.avro import parse_avro
-from lakemq.engine.client.schemas.avro_check import AvroCheck
 from lakemq.engine.client.schemas.columns import make_nullable, to_array
 from lakemq.engine.client.schemas.ddl import parse_ddl, to_ddl
 from lakemq.engine.client.schemas.topic_schema import ValueSchema, compile_schema, open_topic_schema
@@ -291,7 +289,6 @@ def test_avro_types_become_columns() -> None:
                 {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}},
                 {"name": "many", "type": {"type": "bytes", "logicalType": "decimal", "precision": 40, "scale": 2}},
                 {"name": "n", "type": {"type": "int", "logicalType": "decimal", "precision": 4, "scale": 2}},
-                {"name": "next", "type": ["null", "ns.R"], "default": None},
             ],
         }
     )
@@ -309,8 +306,7 @@ def test_avro_types_become_columns() -> None:
         "many": Decimal("123456789012345678901234567890123456.25"),
         "n": 5,
     }
-    (parsed,) = schema.parse([schema.encode({**row, "next": {**row, "u": "t"}})]).to_pylist()
-    assert json.loads(parsed.pop("next"))["u"] == "t"
+    (parsed,) = schema.parse([schema.encode(row)]).to_pylist()
     texts = {"u": "3", "id": str(uuid.UUID(int=1)), "of_day": "01:00:00", "many": str(row["many"])}
     assert parsed == {**row, **texts, "m": [("k", "A")]}
 
@@ -411,19 +407,6 @@ def test_record_of_a_union_keeps_its_name_in_both_directions() -> None:
     assert json.loads(row["by"])["-type"] == "shop.Card", "without a name the first that fits"
     with pytest.raises(ValueError, match=r"at \$\.by\.number: found int, expected string"):
         before.encode({"by": {"-type": "shop.Voucher", "number": 7}})
-
-
-def test_misfit_of_a_recursive_union_is_found_once() -> None:
-    """A chain of records that may be of two types: each level of both has an int."""
-    fields = [{"name": "x", "type": "int"}, {"name": "next", "type": ["null", "A", "B"]}]
-    second = {"type": "record", "name": "B", "fields": fields}
-    first = {"type": "record", "name": "A", "fields": [fields[0], {"name": "next", "type": ["null", "A", second]}]}
-    chain = {"x": 2**40, "next": None}
-    for _ in range(60):
-        chain = {"x": 1, "next": chain}
-    for is_decoded in (True, False):
-        with pytest.raises(ValueError, match=r"\.next\.x: found a number out of range, expected int"):
-            AvroCheck(parse_avro(json.dumps(first)), is_decoded).check([chain])
 
 
 def logical(type: str, name: str, **more: Any) -> dict[str, Any]:
@@ -657,25 +640,25 @@ def test_json_that_fits_is_kept_letter_by_letter_where_values_are_json(type: str
 
 
 def test_json_of_avro_parts_without_a_column_is_encoded_again() -> None:
-    """Unions and records within themselves have no Arrow type that says what their text is."""
+    """Unions have no Arrow type that says what their text is."""
     decimal, moment = logical("bytes", "decimal", precision=30, scale=4), logical("long", "timestamp-micros")
-    node = record(
-        "Node",
-        at=["null", moment, "int"],
-        raw=["bytes", "long"],
-        price=decimal,
-        size=["double", decimal],
-        day=["string", logical("int", "date")],
-        inner=["null", "Node", {"type": "array", "items": "Node"}],
-    )
+    parts = {
+        "at": ["null", moment, "int"],
+        "raw": ["bytes", "long"],
+        "price": decimal,
+        "size": ["double", decimal],
+        "day": ["string", logical("int", "date")],
+    }
+    node = record("Node", **parts, inner=["null", record("Leaf", **parts), {"type": "array", "items": "Leaf"}])
     topic = open_topic_schema("t", lambda: [SchemaVersion(1, "avro", json.dumps(node), 1)], None)
-    leaf = {"at": UTC_NOON, "raw": b"ab", "price": Decimal("0.1000"), "size": 1.5, "day": "2024-05-01", "inner": None}
+    leaf = {"at": UTC_NOON, "raw": b"ab", "price": Decimal("0.1000"), "size": 1.5, "day": "2024-05-01"}
     small = {"at": 5, "raw": 7, "price": Decimal(3), "size": Decimal("12345678901234567890.1234"), "day": "x"}
-    rows = [leaf | {"inner": small | {"inner": leaf}}, small | {"inner": [leaf, leaf | {"raw": b"\xff"}]}]
+    rows = [leaf | {"inner": small}, small | {"inner": [leaf, leaf | {"raw": b"\xff"}]}]
     values = topic.encode(rows).to_pylist()
     assert topic.encode_json(topic.decode_json(values)) == values
     (text,) = topic.decode_json(topic.encode([leaf]).to_pylist())
     row = json.loads(text or b"")
+    del row["inner"]
     for name, wrong in (("at", "soon"), ("raw", "?"), ("price", "much"), ("size", True)):
         nested = json.dumps(row | {"inner": row | {name: wrong}}).encode()
         with pytest.raises(SchemaMismatch, match=rf"at \$\.inner.*\.{name}: found (str|bool)"):

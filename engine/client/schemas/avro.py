@@ -22,11 +22,12 @@ from .avro_shape import (
     RECORD_NAME,
     TEXT_TYPES,
     AvroShape,
+    bound_decimals,
     decode_defaults,
     is_null,
     list_types,
 )
-from .budgets import MAX_CELLS, MAX_DEPTH, BeyondBudgetError, PartBudget, count_items, measure_depth, parse_json
+from .budgets import MAX_CELLS, BeyondBudgetError, PartBudget, count_items, parse_json
 from .columns import MAX_DIGITS, json_text_field, text_field
 
 MARKER = b"\xc3\x01"
@@ -85,16 +86,15 @@ def _fingerprint_text(text: str) -> bytes:
 class AvroDecoder:
     """Decodes values that were written under one of several schemas, as values of the last one."""
 
-    def __init__(self, schemas: Sequence[Any], shapes: Sequence[AvroShape]) -> None:
-        """schemas: as `parse_avro` returns them; the last one is the reader's. shapes: theirs."""
+    def __init__(self, schemas: Sequence[Any], shape: AvroShape) -> None:
+        """schemas: as `parse_avro` returns them; the last one is the reader's. shape: of the last one."""
         from fastavro import schemaless_reader
 
         self._read = schemaless_reader
-        self._reader = decode_defaults(schemas[-1])
-        self._writers = {fingerprint(schema): schema for schema in schemas}
+        self._reader = bound_decimals(decode_defaults(schemas[-1]))
+        self._writers = {fingerprint(schema): bound_decimals(schema) for schema in schemas}
         self._newest = fingerprint(schemas[-1])
-        self._shapes = {fingerprint(shape.schema): shape for shape in shapes}
-        self._defaults, self._names_records = shapes[-1].repeated_defaults, shapes[-1].names_records
+        self._defaults, self._names_records = shape.repeated_defaults, shape.names_records
         self._check = AvroCheck(schemas[-1], is_decoded=True)
 
     def decode(self, value: bytes) -> Any:
@@ -108,9 +108,6 @@ class AvroDecoder:
         body = io.BytesIO(value)
         body.seek(_HEADER_BYTES)
         try:
-            if self._shapes[written_under].must_check(len(value)):  # fastavro recurses in C, without a bound
-                self._shapes[written_under].check(body)
-                body.seek(_HEADER_BYTES)
             if written_under != self._newest and len(value) * self._defaults > MAX_CELLS:
                 if count_items(self._read(body, writer)) * self._defaults > max(MAX_CELLS, len(value)):
                     raise BeyondBudgetError("found more items than the newest schema's defaults may be added to")
@@ -141,10 +138,9 @@ def _put_names_into_records(value: Any) -> Any:
 class AvroEncoder:
     """Encodes values under one schema. A field may be left out if it has a default, or may be null."""
 
-    def __init__(self, schema: Any, shape: AvroShape) -> None:
+    def __init__(self, schema: Any) -> None:
         from fastavro import schemaless_writer
 
-        self._shape = shape
         self._write, self._header = schemaless_writer, MARKER + fingerprint(schema)
         self._schema = decode_defaults(schema)
         _default_to_null(self._schema)
@@ -155,8 +151,6 @@ class AvroEncoder:
 
         are_json: they are of `read_json`: times are text, bytes are base64, and numbers with a point are decimals.
         """
-        if self._shape.is_recursive and any(measure_depth(value) > MAX_DEPTH for value in values):
-            raise BeyondBudgetError("found a value that is nested too deeply")
         return list(map(self._encode_checked, (self._json_check if are_json else self._check).check(values)))
 
     def _encode_checked(self, value: Any) -> bytes:
@@ -166,7 +160,6 @@ class AvroEncoder:
             # Without this option fastavro drops fields that the schema does not declare, such as a misspelled one.
             self._write(body, self._schema, value, strict_allow_default=True)
         except Exception:  # fastavro raises whatever its code meets in a value of another type
-            self._check.check([value], is_exact=True)
             raise ValueError("found a value of another type, or a field that is missing or undeclared") from None
         return body.getvalue()
 
@@ -182,8 +175,8 @@ def _default_to_null(schema: Any) -> None:
 def to_field(schema: Any) -> pa.Field:
     """Return the type of the schema's values, as a field.
 
-    Unions of more than one type beside null, and records within themselves, are shown as JSON text; UUIDs, times of
-    day and decimals of more than 38 digits as text.
+    Unions of more than one type beside null are shown as JSON text; UUIDs, times of day and decimals of more than 38
+    digits as text.
     """
     return _AvroConverter().convert(schema, "value")
 
@@ -194,7 +187,6 @@ class _AvroConverter:
     def __init__(self) -> None:
         self._budget = PartBudget()
         self._named: dict[str, Mapping[str, Any]] = {}
-        self._open: list[str] = []
 
     def convert(self, schema: Any, name: str) -> pa.Field:
         self._budget.spend()
@@ -203,7 +195,7 @@ class _AvroConverter:
             return self.convert(branches[0], name) if len(branches) == 1 else json_text_field(name)
         if isinstance(schema, str):
             if schema in self._named:
-                return json_text_field(name) if schema in self._open else self.convert(self._named[schema], name)
+                return self.convert(self._named[schema], name)
             return pa.field(name, _LEAVES[schema]) if schema in _LEAVES else json_text_field(name)
         kind = schema["type"]
         if not isinstance(kind, str):
@@ -227,8 +219,6 @@ class _AvroConverter:
         if kind == "map":
             return pa.field(name, pa.map_(pa.string(), self.convert(schema["values"], "value")))
         if kind in ("record", "error"):
-            self._open.append(schema["name"])
             fields = [self.convert(field["type"], field["name"]) for field in schema["fields"]]
-            self._open.pop()
             return pa.field(name, pa.struct(fields)) if fields else json_text_field(name)
         return self.convert(kind, name)

@@ -33,19 +33,7 @@ class AvroMisfitError(ValueError):
         return f"at ${self.place}: found {self.found}, expected {self.expected}"
 
 
-class _Walk(NamedTuple):
-    """How one check goes.
-
-    is_exact: check also what fastavro refuses itself, to name the place. checked: a value and its branch or misfit by
-    the ids of a union and of the value, because each branch of each level could be tried again for each branch of the
-    level above. The value is kept, so that no other one gets its id.
-    """
-
-    is_exact: bool
-    checked: dict[tuple[int, int], tuple[Any, AvroMisfitError | tuple[str, Any]]]
-
-
-_PartCheck = Callable[[Sequence[Any], _Walk], "Sequence[Any] | None"]
+_PartCheck = Callable[[Sequence[Any]], "Sequence[Any] | None"]
 """Checks all values of one part of the schema. Returns those to encode; None: the same. Raises AvroMisfitError."""
 
 
@@ -75,22 +63,16 @@ class AvroCheck:
         """
         self._is_decoded, self._is_json = is_decoded, is_json
         self._named = collect_named_types(schema)
-        self._records: dict[str, _PartCheck] = {}
         self._check = self._compile(schema)
 
-    def check(self, values: Sequence[Any], is_exact: bool = False) -> Sequence[Any]:
+    def check(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return the values to encode, with (branch, value) for each value of a union of several types.
 
         fastavro would take the first branch that can write the value, not the one that holds it best.
 
-        Args:
-            values: of the schema.
-            is_exact: check also what fastavro refuses itself.
-
-        Raises:
-            AvroMisfitError: a value does not fit. The error has no parts of it.
+        Raises AvroMisfitError: a value does not fit. The error has no parts of it.
         """
-        converted = None if self._check is None else self._check(values, _Walk(is_exact, {}))
+        converted = None if self._check is None else self._check(values)
         return values if converted is None else converted
 
     def _compile(self, schema: Any) -> _PartCheck | None:
@@ -112,14 +94,8 @@ class AvroCheck:
         return None if self._is_decoded and not is_counted else leaf
 
     def _compile_record(self, schema: Mapping[str, Any]) -> _PartCheck:
-        name = schema["name"]
-        if name in self._records:
-            return lambda values, walk: self._records[name](values, walk)
-        self._records[name] = lambda values, walk: None  # replaced below; a record may contain itself
         fields = [(field["name"], "default" in field, self._compile(field["type"])) for field in schema["fields"]]
-        check_fields = _build_decoded_fields(fields) if self._is_decoded else _build_fields(fields, name_type(schema))
-        self._records[name] = check_fields
-        return check_fields
+        return _build_decoded_fields(fields) if self._is_decoded else _build_fields(fields, name_type(schema))
 
     def _compile_items(self, schema: Mapping[str, Any], kind: str) -> _PartCheck | None:
         check_items = self._compile(schema["items" if kind == "array" else "values"])
@@ -127,7 +103,7 @@ class AvroCheck:
             return None
         step = "[...]" if kind == "array" else ".*"
 
-        def check(values: Sequence[Any], walk: _Walk) -> Sequence[Any] | None:
+        def check(values: Sequence[Any]) -> Sequence[Any] | None:
             items: list[Any] = []
             for value in values:
                 if not (_is_list(value) if kind == "array" else isinstance(value, Mapping)):
@@ -135,7 +111,7 @@ class AvroCheck:
                 if kind == "map" and not all(isinstance(key, str) for key in value):
                     raise AvroMisfitError("a key that is no text", "map")
                 items.extend(value.values() if kind == "map" else value)
-            if (converted := _check_within(step, check_items, items, walk)) is None:
+            if (converted := _check_within(step, check_items, items)) is None:
                 return None
             parts = iter(converted)
             if kind == "map":
@@ -151,33 +127,25 @@ class AvroCheck:
             return None  # the value may be of the branch that it fits always
         expected = " or ".join(map(name_type, schema))
 
-        def check(values: Sequence[Any], walk: _Walk) -> Sequence[Any] | None:
+        def check(values: Sequence[Any]) -> Sequence[Any] | None:
             present = values
             if len(branches) < len(schema):
                 present = [value for value in values if value is not None]
             converted: Sequence[Any] | None
             if len(branches) == 1 and tuple not in set(map(type, present)):
                 try:
-                    converted = _check_within("", checks[0], present, walk)
+                    converted = _check_within("", checks[0], present)
                 except AvroMisfitError as misfit:
                     misfit.expected = misfit.expected if misfit.place else expected
                     raise
                 if converted is not None:  # fastavro knows no branches within a value whose branch it is not told
                     converted = [(*branches, part) for part in converted]
             else:
-                converted = [choose(value, walk) for value in present]
+                converted = [_choose_branch(branches, value, expected) for value in present]
             if converted is None or len(present) == len(values):
                 return converted
             parts = iter(converted)
             return [None if value is None else next(parts) for value in values]
-
-        def choose(value: Any, walk: _Walk) -> tuple[str, Any]:
-            key = id(branches), id(value)
-            if key not in walk.checked:
-                walk.checked[key] = value, _choose_branch(branches, value, expected, walk._replace(is_exact=True))
-            if isinstance(choice := walk.checked[key][1], AvroMisfitError):
-                raise AvroMisfitError(choice.found, choice.expected, choice.place)
-            return choice
 
         return check
 
@@ -194,18 +162,16 @@ def _refuse_others(schema: Mapping[str, Any], check_record: _PartCheck | None) -
     """Return a check of decoded records that refuses values of other branches, also if no field may be out of range."""
     count = len(schema["fields"])
 
-    def check(values: Sequence[Any], walk: _Walk) -> None:
+    def check(values: Sequence[Any]) -> None:
         if any(type(value) is not dict or len(value) != count for value in values):
             raise AvroMisfitError("another type", "a record")
-        _check_within("", check_record, values, walk)
+        _check_within("", check_record, values)
 
     return check
 
 
-def _choose_branch(
-    branches: Mapping[str, _Branch], value: Any, expected: str, walk: _Walk
-) -> AvroMisfitError | tuple[str, Any]:
-    """Return the name of the branch of a union that holds a value best, with the value; or why it fits none.
+def _choose_branch(branches: Mapping[str, _Branch], value: Any, expected: str) -> tuple[str, Any]:
+    """Return the name of the branch of a union that holds a value best, with the value. Raises AvroMisfitError.
 
     A tuple names its branch, as fastavro has it, and a record may name it with `RECORD_NAME`. Of branches that hold the
     value equally well the first one is taken.
@@ -222,7 +188,7 @@ def _choose_branch(
     best, choice = 0.0, ("", value)
     for name in names:
         try:
-            converted = _check_within("", branches[name].check, [value], walk)
+            converted = _check_within("", branches[name].check, [value])
         except AvroMisfitError as misfit:
             misfits.append(misfit)
             continue
@@ -239,9 +205,9 @@ def _choose_branch(
     if best:
         return choice
     if isinstance(value, Mapping) and RECORD_NAME in value:
-        return AvroMisfitError(f"a {RECORD_NAME} that names no record of the union", expected)
+        raise AvroMisfitError(f"a {RECORD_NAME} that names no record of the union", expected)
     deepest = max(misfits, key=lambda misfit: misfit.place.count("."), default=None)
-    return deepest if deepest and deepest.place else AvroMisfitError(_name_class(value), expected)
+    raise deepest if deepest and deepest.place else AvroMisfitError(_name_class(value), expected)
 
 
 def _build_record_rank(schema: Mapping[str, Any]) -> Callable[[Any], float]:
@@ -265,11 +231,11 @@ def _build_rank(schema: Mapping[str, Any]) -> Callable[[Any], float]:
     )
 
 
-def _check_within(step: str, check: _PartCheck | None, values: Sequence[Any], walk: _Walk) -> Sequence[Any] | None:
+def _check_within(step: str, check: _PartCheck | None, values: Sequence[Any]) -> Sequence[Any] | None:
     if check is None or not values:
         return None
     try:
-        return check(values, walk)
+        return check(values)
     except AvroMisfitError as misfit:
         misfit.place = step + misfit.place
         raise
@@ -279,7 +245,7 @@ def _build_fields(fields: list[tuple[str, bool, _PartCheck | None]], expected: s
     """Return the check of a record. fields: name, whether it may be left out, and its check."""
     declared = {name for name, _, _ in fields}
 
-    def check(values: Sequence[Any], walk: _Walk) -> Sequence[Any] | None:
+    def check(values: Sequence[Any]) -> Sequence[Any] | None:
         rows: list[dict[str, Any]] = []
         for value in values:
             if type(value) is not dict and not isinstance(value, Mapping):
@@ -290,7 +256,7 @@ def _build_fields(fields: list[tuple[str, bool, _PartCheck | None]], expected: s
             count += len(column)
             if len(column) < len(values) and not is_optional:
                 raise AvroMisfitError(f"no field {name}", "one, because it has no default")
-            if (converted := _check_within(f".{name}", check_field, column, walk)) is not None:
+            if (converted := _check_within(f".{name}", check_field, column)) is not None:
                 rows = rows or list(map(dict, values))
                 parts = iter(converted)
                 for row in rows:
@@ -309,13 +275,13 @@ def _build_fields(fields: list[tuple[str, bool, _PartCheck | None]], expected: s
 def _build_decoded_fields(fields: list[tuple[str, bool, _PartCheck | None]]) -> _PartCheck:
     checked = [(name, check_field) for name, _, check_field in fields if check_field is not None]
 
-    def check(values: Sequence[Any], walk: _Walk) -> None:
+    def check(values: Sequence[Any]) -> None:
         for name, check_field in checked:
             try:
                 column = [value[name] for value in values]
             except KeyError:  # of a map
                 raise AvroMisfitError("another type", "a record") from None
-            _check_within(f".{name}", check_field, column, walk)
+            _check_within(f".{name}", check_field, column)
 
     return check
 
@@ -324,7 +290,7 @@ class _LeafRule(NamedTuple):
     """How values of a leaf are checked.
 
     find: returns what was found, if it does not fit; else an empty text. is_quick: returns whether it is sure that all
-    values fit, or that fastavro refuses those that do not.
+    values fit.
     """
 
     find: Callable[[Any], str]
@@ -332,13 +298,13 @@ class _LeafRule(NamedTuple):
 
 
 def _build_leaf(kind: str, schema: dict[str, Any]) -> _PartCheck:
-    rule = _LEAF_RULES[kind] if kind in _LEAF_RULES else _LeafRule(_find_other(kind, schema), lambda _: True)
+    rule = _LEAF_RULES[kind] if kind in _LEAF_RULES else _LeafRule(_find_other(kind, schema))
     if logical_type := find_logical_type(schema):
         rule = _build_logical_rule(logical_type, schema, rule)
     expected = name_type(schema)
 
-    def check(values: Sequence[Any], walk: _Walk) -> None:
-        if walk.is_exact or not rule.is_quick(values):
+    def check(values: Sequence[Any]) -> None:
+        if not rule.is_quick(values):
             for value in values:
                 if reason := rule.find(value):
                     raise AvroMisfitError(reason, expected)
@@ -358,16 +324,12 @@ def _build_json_leaf(schema: Mapping[str, Any], check_leaf: _PartCheck) -> _Part
             return Decimal(value)
         return float(value) if isinstance(value, Decimal) and read is not Decimal else value
 
-    def check(values: Sequence[Any], walk: _Walk) -> Sequence[Any]:
+    def check(values: Sequence[Any]) -> Sequence[Any]:
         converted = list(map(convert, values))
-        check_leaf(converted, walk)
+        check_leaf(converted)
         return converted
 
     return check
-
-
-def _read_time(text: str) -> datetime:
-    return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
 
 
 def _read_special_float(text: str) -> float:
@@ -382,8 +344,8 @@ _JSON_READERS: dict[str, Callable[[str], Any]] = {
     "fixed": partial(b64decode, validate=True),
     "decimal": Decimal,
     "date": date.fromisoformat,
-    **dict.fromkeys(("timestamp-millis", "timestamp-micros"), _read_time),
-    **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros"), _read_time),
+    **dict.fromkeys(("timestamp-millis", "timestamp-micros"), datetime.fromisoformat),
+    **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros"), datetime.fromisoformat),
     **dict.fromkeys(("time-millis", "time-micros"), time.fromisoformat),
 }
 """Type -> what reads its values from text of JSON."""
@@ -419,8 +381,7 @@ def _build_whole_rule(bits: int) -> _LeafRule:
         return "" if least <= value <= most else _OUT_OF_RANGE
 
     def is_quick(values: Sequence[Any]) -> bool:
-        # fastavro refuses numbers of more than 64 bits itself
-        return _are_of(values, int) and (bits == 64 or (min(values) >= least and max(values) <= most))
+        return _are_of(values, int) and min(values) >= least and max(values) <= most
 
     return _LeafRule(find, is_quick)
 
@@ -460,20 +421,22 @@ _LEAF_RULES = {
     "long": _build_whole_rule(64),
     "float": _build_float_rule("f", 24),
     "double": _build_float_rule("d", 53),
+    "string": _LeafRule(_find_unless(lambda value: isinstance(value, str)), lambda values: _are_of(values, str)),
+    "bytes": _LeafRule(
+        _find_unless(lambda value: isinstance(value, bytes | bytearray)), lambda values: _are_of(values, bytes)
+    ),
 }
 
 
 def _find_other(kind: str, schema: Mapping[str, Any]) -> Callable[[Any], str]:
-    """Return what finds misfits of text, bytes, a fixed type or an enum, which fastavro refuses itself."""
+    """Return what finds misfits of a fixed type or an enum."""
     if kind == "enum":
         return lambda value: "" if value in schema["symbols"] else "no symbol of it"
-    if kind == "string":
-        return _find_unless(lambda value: isinstance(value, str))
 
     def find(value: Any) -> str:
         if not isinstance(value, bytes | bytearray):
             return _name_class(value)
-        return "" if kind == "bytes" or len(value) == schema["size"] else f"{len(value)} bytes"
+        return "" if len(value) == schema["size"] else f"{len(value)} bytes"
 
     return find
 

@@ -1,4 +1,4 @@
-"""The shape of an Avro schema: whether it has finite values, and how much one byte of a value can become.
+"""The shape of an Avro schema: whether its values are bounded, and how much one byte of a value can become.
 
 fastavro checks nothing of this: a record that contains itself ends the process, and 15 bytes are a hundred million
 nulls.
@@ -6,9 +6,8 @@ nulls.
 
 from __future__ import annotations
 
-import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -17,10 +16,8 @@ import pyarrow as pa
 from lakemq.tables.specs.spec import TIME
 
 from ...protocol.errors import InvalidConfig
-from .budgets import MAX_DECIMAL_BYTES, MAX_DEPTH, MAX_JSON_DEPTH, BeyondBudgetError, PartBudget
+from .budgets import MAX_DECIMAL_BYTES, BeyondBudgetError, PartBudget, list_objects
 
-_ENDLESS = 2
-_FIXED_BYTES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _RECORDS = ("record", "error")
 _UNNAMED = ("null", "boolean", "int", "long", "float", "double", "bytes", "string", "array", "map")
 RECORD_NAME = "-type"
@@ -31,58 +28,29 @@ class AvroShape:
     """The shape of one schema, as `parse_avro` returns it.
 
     Attributes:
-        schema: the schema.
-        is_recursive: whether a value may contain a value of the same record.
-        has_decimals: whether a value may contain a decimal.
         names_records: whether a union has several named types, so that the name of a record must stand beside it.
         repeated_defaults: fields with a default, if a value may have records of any number; else 0.
     """
 
     def __init__(self, schema: Any) -> None:
-        """Examine the schema. Raises InvalidConfig: it has no finite values, or beyond the budgets."""
-        self.schema = schema
-        self.is_recursive = self.has_decimals = self.names_records = False
-        self._has_repeats = False
-        self._defaults = 0
+        """Examine the schema. Raises InvalidConfig: it has a record within itself, or is beyond the budgets."""
+        self.names_records = has_repeats = False
+        defaults = 0
         for part in list_types(schema):
-            self._examine(part)
+            _refuse_repetitions(part)
+            if isinstance(part, Mapping):
+                has_repeats |= part["type"] in ("array", "map")
+                defaults += sum("default" in field for field in part.get("fields", ()))
+            if isinstance(part, list):
+                self.names_records |= sum(name_branch(branch) not in _UNNAMED for branch in part) > 1
+        self.repeated_defaults = defaults if has_repeats else 0
         self._named: dict[str, Mapping[str, Any]] = collect_named_types(schema)
-        self._least = dict.fromkeys(self._named, _ENDLESS)
-        while (least := {name: self._measure_type(type) for name, type in self._named.items()}) != self._least:
-            self._least = least
         self._sizes: dict[str, int] = {}
         PartBudget().spend(self._count(schema))
-        self._refuse_endless()
-        self._checked: set[tuple[int, bool]] = set()
-        self._refuse_empty_items(schema, self.is_recursive)
-        self.repeated_defaults = self._defaults if self._has_repeats or self.is_recursive else 0
-
-    def _examine(self, schema: Any) -> None:
-        _refuse_repetitions(schema)
-        if isinstance(schema, Mapping):
-            self._has_repeats |= schema["type"] in ("array", "map")
-            self.has_decimals |= schema.get("logicalType") == "decimal"
-            self._defaults += sum("default" in field for field in schema.get("fields", ()))
-        if isinstance(schema, list):
-            self.names_records |= sum(name_branch(branch) not in _UNNAMED for branch in schema) > 1
-
-    def _measure(self, schema: Any) -> int:
-        """Return 0 if a value may have no bytes, 1 if it has some, `_ENDLESS` if it has no end."""
-        if isinstance(schema, list):
-            return min((max(1, self._measure(branch)) for branch in schema), default=_ENDLESS)
-        if isinstance(schema, str):
-            return self._least[schema] if schema in self._least else int(schema != "null")
-        return self._least[schema["name"]] if "name" in schema else self._measure_type(schema)
-
-    def _measure_type(self, schema: Mapping[str, Any]) -> int:
-        kind = schema["type"]
-        if kind in _RECORDS:
-            return max((self._measure(field["type"]) for field in schema["fields"]), default=0)
-        if kind == "fixed":
-            return min(1, schema["size"])
-        return 1 if kind in ("array", "map", "enum") else self._measure(kind)
+        self._refuse_empty_items(schema, False)
 
     def _count(self, schema: Any) -> int:
+        """Return the number of parts, with each named type counted as often as it is used."""
         if isinstance(schema, str) and schema not in self._named:
             return 1
         name = schema if isinstance(schema, str) else schema.get("name") if isinstance(schema, Mapping) else None
@@ -92,71 +60,70 @@ class AvroShape:
             self._sizes[name] = 0
             self._sizes[name] = 1 + sum(map(self._count, _list_parts(self._named[name])))
         elif self._sizes[name] == 0:
-            self.is_recursive = True
-        return max(1, self._sizes[name])
+            raise InvalidConfig(
+                f"The Avro type {name} contains itself. Its values could be nested without end, and Spark has no type"
+                " for them.",
+                found=name,
+                expected="a schema without recursion",
+            )
+        return self._sizes[name]
 
-    def _refuse_endless(self) -> None:
-        for name, least in self._least.items():
-            if least == _ENDLESS:
-                raise InvalidConfig(
-                    f"The Avro type {name} has no values, because each would contain another one.",
-                    found=name,
-                    expected='a union with null, such as ["null", "' + name + '"], an array or a map',
-                )
+    def _may_be_empty(self, schema: Any) -> bool:
+        """Return whether a value may have no bytes. A branch of a union takes a byte."""
+        if isinstance(schema, str):
+            schema = self._named.get(schema, {"type": schema})
+        if isinstance(schema, list):
+            return False
+        kind = schema["type"]
+        if kind in _RECORDS:
+            return all(self._may_be_empty(field["type"]) for field in schema["fields"])
+        if kind == "fixed":
+            return bool(schema["size"] == 0)
+        return self._may_be_empty(kind) if not isinstance(kind, str) or kind in self._named else kind == "null"
 
     def _refuse_empty_items(self, schema: Any, is_repeated: bool) -> None:
-        """Refuse parts of no bytes where a value may have any number of them. A branch of a union takes a byte."""
+        """Refuse parts of no bytes where a value may have any number of them."""
         if isinstance(schema, str):
             schema = self._named.get(schema, schema)
-        if isinstance(schema, str) or (id(schema), is_repeated) in self._checked:
-            return
-        self._checked.add((id(schema), is_repeated))
         inner = list(_list_parts(schema))
         is_repeated |= isinstance(schema, Mapping) and schema["type"] in ("array", "map")
         is_counted = isinstance(schema, Mapping) and (schema["type"] in _RECORDS or schema["type"] == "array")
-        if is_repeated and is_counted and any(self._measure(part) == 0 for part in inner):
+        if is_repeated and is_counted and any(map(self._may_be_empty, inner)):
             raise InvalidConfig(
                 "A few bytes of the Avro schema's values could have any number of parts, because these take no bytes.",
-                found="null, an empty record or a fixed type of size 0 within an array, a map or a recursive record",
+                found="null, an empty record or a fixed type of size 0 within an array or a map",
                 expected="a type that takes bytes, or a union",
             )
         for part in inner:
             self._refuse_empty_items(part, is_repeated)
 
-    def must_check(self, size_bytes: int) -> bool:
-        """Return whether a value of this size may take too much."""
-        return self.is_recursive or (self.has_decimals and size_bytes > MAX_DECIMAL_BYTES)
 
-    def check(self, body: io.BytesIO) -> None:
-        """Read a value to its end without keeping it. Raises BeyondBudgetError, or any other error if it is damaged."""
-        self._skip(self.schema, body, MAX_DEPTH if self.is_recursive else MAX_JSON_DEPTH)
+_BOUNDED = "lakemq-decimal"
 
-    def _skip(self, schema: Any, body: io.BytesIO, levels: int) -> None:
-        if levels == 0:
-            raise BeyondBudgetError("found a value that is nested too deeply")
-        if isinstance(schema, list):
-            return self._skip(schema[_read_long(body)], body, levels)
-        kind = schema if isinstance(schema, str) else schema["type"]
-        if isinstance(kind, str) and kind in self._named:
-            return self._skip(self._named[kind], body, levels)
-        if not isinstance(kind, str):
-            return self._skip(kind, body, levels)
-        if kind in _RECORDS:
-            for field in schema["fields"]:
-                self._skip(field["type"], body, levels - 1)
-        elif kind in ("array", "map"):
-            while count := _read_long(body):
-                if count < 0:
-                    _read_long(body)  # the bytes of the block
-                for _ in range(abs(count)):
-                    if kind == "map":
-                        _skip_bytes(body, _read_long(body))
-                    self._skip(schema["items" if kind == "array" else "values"], body, levels - 1)
-        elif kind in ("int", "long", "enum"):
-            _read_long(body)
-        else:
-            _skip_leaf(kind, schema, body)
-        return None
+
+def bound_decimals(schema: Any) -> Any:
+    """Return a copy of a schema under which fastavro refuses long decimals: they take it seconds.
+
+    A long decimal raises BeyondBudgetError.
+    """
+    from fastavro.read import LOGICAL_READERS
+
+    for kind, name in DECIMAL_TYPES:
+        LOGICAL_READERS[f"{kind}-{_BOUNDED}"] = _build_decimal_reader(LOGICAL_READERS[f"{kind}-{name}"])
+    bounded = deepcopy(schema)
+    for part in list_objects(bounded):
+        if isinstance(part, dict) and part.get("logicalType") == "decimal":
+            part["logicalType"] = _BOUNDED
+    return bounded
+
+
+def _build_decimal_reader(read: Callable[..., Any]) -> Callable[..., Any]:
+    def read_bounded(data: bytes, writer_schema: Any = None, reader_schema: Any = None) -> Any:
+        if len(data) > MAX_DECIMAL_BYTES:
+            raise BeyondBudgetError(f"found a decimal of more than {MAX_DECIMAL_BYTES} bytes")
+        return read(data, writer_schema, reader_schema)
+
+    return read_bounded
 
 
 def _refuse_repetitions(schema: Any) -> None:
@@ -188,16 +155,6 @@ def name_branch(branch: Any) -> str:
     return str(branch.get("name", branch["type"]) if isinstance(branch, Mapping) else branch)
 
 
-def _skip_leaf(kind: str, schema: Any, body: io.BytesIO) -> None:
-    if kind in ("bytes", "string"):
-        count = _read_long(body)
-    else:
-        count = schema["size"] if kind == "fixed" else _FIXED_BYTES[kind]
-    if count > MAX_DECIMAL_BYTES and isinstance(schema, Mapping) and schema.get("logicalType") == "decimal":
-        raise BeyondBudgetError(f"found a decimal of more than {MAX_DECIMAL_BYTES} bytes")
-    _skip_bytes(body, count)
-
-
 def _list_parts(schema: Any) -> Iterable[Any]:
     if isinstance(schema, list):
         return schema
@@ -207,24 +164,6 @@ def _list_parts(schema: Any) -> Iterable[Any]:
     kind = schema["type"]
     inner += [schema[key] for key in ("items", "values") if key in schema]
     return inner if isinstance(kind, str) else [*inner, kind]
-
-
-def _read_long(body: io.BytesIO) -> int:
-    number = shift = 0
-    while True:
-        byte = body.read(1)[0]
-        number |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return (number >> 1) ^ -(number & 1)
-        if shift > 63:
-            raise ValueError("no number")
-
-
-def _skip_bytes(body: io.BytesIO, count: int) -> None:
-    if not 0 <= count <= len(body.getbuffer()) - body.tell():
-        raise ValueError("no value")
-    body.seek(count, io.SEEK_CUR)
 
 
 # Defaults of Avro's fields: from the JSON of a schema to the values that a decoder returns.

@@ -62,8 +62,6 @@ class _Comparison:
     ) -> None:
         self._reader_types, self._writer_types = reader_types, writer_types
         self._finds_misreads_only = finds_misreads_only
-        self._compared: set[tuple[str, str]] = set()
-        """Pairs of records that are compared, or were: a record may contain itself."""
 
     def compare(self, reader: Any, writer: Any, place: str) -> Obstacle | None:
         reader, writer = _look_up(reader, self._reader_types), _look_up(writer, self._writer_types)
@@ -72,7 +70,7 @@ class _Comparison:
         obstacle = Obstacle(place, _show_avro(writer), _show_avro(reader))
         if isinstance(reader, list):
             branches = [branch for branch in reader if _is_resolved(_look_up(branch, self._reader_types), writer)]
-            if any(self._fits(branch, writer, place) for branch in branches):
+            if any(self.compare(branch, writer, place) is None for branch in branches):
                 return None
             return obstacle if branches else self._unless_misreads_only(obstacle)
         if not _is_resolved(reader, writer):
@@ -85,14 +83,6 @@ class _Comparison:
     def _unless_misreads_only(self, obstacle: Obstacle) -> Obstacle | None:
         """Return the obstacle of values that cannot be read; None if only those count that are read wrongly."""
         return None if self._finds_misreads_only else obstacle
-
-    def _fits(self, branch: Any, writer: Any, place: str) -> bool:
-        """Return whether a branch of a union fits. What a refused branch has assumed about records is forgotten."""
-        before = set(self._compared)
-        if self.compare(branch, writer, place) is None:
-            return True
-        self._compared = before
-        return False
 
     def _compare_same_kind(self, kind: str, reader: Any, writer: Any, place: str) -> Obstacle | None:
         if kind in ("record", "error"):
@@ -110,10 +100,6 @@ class _Comparison:
         return None
 
     def _compare_records(self, reader: Any, writer: Any, place: str) -> Obstacle | None:
-        pair = reader["name"], writer["name"]
-        if pair in self._compared:
-            return None
-        self._compared.add(pair)
         written = {field["name"]: field for field in writer["fields"]}
         for field in reader["fields"]:
             at = f"{place}.{field['name']}"

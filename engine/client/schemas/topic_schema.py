@@ -162,8 +162,8 @@ def _compile_avro(rule: SchemaRule) -> ValueSchema:
     shapes = [AvroShape(schema) for schema in schemas]
     field = avro.to_field(schemas[-1])
     check_field(field)
-    decode = avro.AvroDecoder(schemas, shapes).decode
-    encode = avro.AvroEncoder(schemas[-1], shapes[-1]).encode
+    decode = avro.AvroDecoder(schemas, shapes[-1]).decode
+    encode = avro.AvroEncoder(schemas[-1]).encode
     return ValueSchema(field, decode, decode, encode, lambda text: encode([read_json(text)], are_json=True)[0])
 
 
