@@ -10,8 +10,7 @@ from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from math import isfinite
-from types import new_class
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 import numpy as np
@@ -199,11 +198,9 @@ class JsonDecoder:
         return _LEAVES[type]
 
     def _to_typed_dict(self, type: pa.StructType) -> Any:
-        required = {_keep_utf8(f.name): self._to_msgspec(f) for f in type if not f.nullable}
-        optional = {_keep_utf8(f.name): self._to_msgspec(f) for f in type if f.nullable}
-        # A class that inherits from the required fields, because `typing.Required` needs Python 3.11.
-        base = TypedDict("Required", required)  # type: ignore[misc]
-        return new_class("Fields", (base,), {"total": False}, lambda body: body.update(__annotations__=optional))
+        fields = {_keep_utf8(f.name): self._to_msgspec(f) for f in type}
+        optional = {name: NotRequired[fields[name]] for name in (f.name for f in type if f.nullable)}
+        return TypedDict("Fields", fields | optional)  # type: ignore[operator]
 
 
 def _keep_utf8(name: str) -> str:
