@@ -6,15 +6,12 @@ exact for the messages read; their number bounds time and memory.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from lakemq.tables.specs.journal import JOURNAL
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -29,12 +26,6 @@ _TOO_MUCH = 2
 
 _LEAST_KEYS, _LEAST_MESSAGES = 20, 100
 """Least keys and messages per partition for a warning: with fewer, a partition may have twice its share by chance."""
-
-RECENT_MS = 3_600_000
-"""Age of messages up to which a partition counts as hot now."""
-
-MOST_DECISIONS = 200_000
-"""Decisions of the journal that are read for recent counts."""
 
 _PARTIAL_ROWS = 1_000_000
 """Rows of partial counts at which they are summed up, so that memory does not grow with the pieces read."""
@@ -124,57 +115,15 @@ def find_key_spread(mq: Connection, topic: str, newest: int = NEWEST) -> KeySpre
     return KeySpread(topic, partitions, sum(_log_sizes(description).values()), read)
 
 
-def count_recent_offsets(mq: Connection, now_ms: int) -> dict[int, Counter[int]]:
-    """Return topic id -> partition -> offsets of messages that were published in the last hour, by the journal.
-
-    At most the newest MOST_DECISIONS count, so that a busy namespace takes no longer. The journal may be some seconds
-    behind the log. now_ms: the store's time.
-    """
-    journal, since_ms = mq.namespace.store.open(JOURNAL), now_ms - RECENT_MS
-    counts: dict[int, Counter[int]] = defaultdict(Counter)
-    decisions_left = MOST_DECISIONS
-    files = journal.files(decided_at_ms=(since_ms, None))
-    for file in sorted(files, key=lambda file: file.statistics["max.step"] or 0, reverse=True):
-        if decisions_left <= 0:
-            break
-        decisions_left -= file.record_count
-        rows = journal.read(["segments"], files=[file], decided_at_ms=(since_ms, None))
-        for topic_id, partition, count in _count_segments(rows):
-            counts[topic_id][partition] += count
-    return counts
-
-
-def _count_segments(decisions: pa.Table) -> list[tuple[int, int, int]]:
-    """Return topic id, partition and number of offsets of the messages in decisions."""
-    segments = pc.list_flatten(decisions.column("segments").combine_chunks())
-    names = ("topic_id", "partition", "record_count", "kind")
-    table = pa.table({name: pc.struct_field(segments, name) for name in names})
-    sums = (
-        table.filter(pc.equal(table.column("kind"), "data"))
-        .group_by(["topic_id", "partition"])
-        .aggregate([("record_count", "sum")])
-    )
-    columns = (sums.column(name).to_pylist() for name in ("topic_id", "partition", "record_count_sum"))
-    return list(zip(*columns, strict=True))
-
-
-def describe_fullest_partition(topic: TopicDescription, recent: Mapping[int, int]) -> str | None:
-    """Describe the partition with most offsets if it has twice its fair share. This reads no messages.
-
-    Recent offsets count, or all offsets of the topic if the recent ones are too few to tell.
-
-    Args:
-        recent: partition -> offsets of the last hour.
-    """
-    recent_sizes = {partition: recent.get(partition, 0) for partition in range(topic.partitions)}
-    has_enough = sum(recent_sizes.values()) >= _LEAST_MESSAGES * len(recent_sizes)
-    sizes, counted = (recent_sizes, "offsets of the last hour") if has_enough else (_log_sizes(topic), "offsets")
+def describe_fullest_partition(topic: TopicDescription) -> str | None:
+    """Describe the partition with most offsets if it has twice its fair share. This reads no messages."""
+    sizes = _log_sizes(topic)
     total, count = sum(sizes.values()), len(sizes)
     fullest = max(sizes, key=lambda partition: sizes[partition])
     if count < 2 or total < _LEAST_MESSAGES * count or sizes[fullest] * count < _TOO_MUCH * total:
         return None
     share = sizes[fullest] / total
-    return f"partition {fullest} of {topic.topic} has {share:.0%} of the {counted}, fair is {1 / count:.0%}"
+    return f"partition {fullest} of {topic.topic} has {share:.0%} of the offsets, fair is {1 / count:.0%}"
 
 
 def _log_sizes(topic: TopicDescription) -> dict[int, int]:

@@ -32,7 +32,7 @@ from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.namespace.data_file_reader import verify_files
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.letters.intake import FOLDER as ASIDE
-from lakemq.jobs.key_spread import count_recent_offsets, describe_fullest_partition
+from lakemq.jobs.key_spread import describe_fullest_partition
 from lakemq.jobs.output import format_size, one_line, to_iso
 from lakemq.jobs.process.probe import probe
 from lakemq.tables.specs.messages import file_stem
@@ -430,9 +430,8 @@ def check_losses(mq: Connection, observer: Observer) -> Finding:
 
 
 def check_spread(mq: Connection) -> Finding:
-    """Report topics with a partition that has twice its fair share of recent offsets; this is only advice."""
-    recent = count_recent_offsets(mq, find_store_now_ms(mq.namespace.files))
-    fullest = {topic.topic: describe_fullest_partition(topic, recent[topic.topic_id]) for topic in mq.topics.list()}
+    """Report topics with a partition that has twice its fair share of offsets; this is only advice."""
+    fullest = {topic.topic: describe_fullest_partition(topic) for topic in mq.topics.list()}
     uneven = {topic: text for topic, text in fullest.items() if text}
     if not uneven:
         return Finding("spread", True, "no partition has twice its fair share of offsets")
