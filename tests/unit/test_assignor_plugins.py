@@ -139,49 +139,6 @@ def test_two_packages_with_one_name_are_refused(install: Install) -> None:
 # -- what counts as an assignment ---------------------------------------------------------------------------
 
 
-class Str(str):
-    """Text that lies about its type."""
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __hash__(self) -> int:
-        return hash("c1")
-
-
-class Hostile:
-    """An object that raises whatever is done with it."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise SystemExit(f"{name}\n")
-
-    def __len__(self) -> int:
-        raise KeyboardInterrupt
-
-    __iter__ = __index__ = __hash__ = __eq__ = __repr__ = __str__ = __len__  # type: ignore[assignment]
-
-
-class Meta(type):
-    @property
-    def __name__(cls) -> str:  # type: ignore[override]
-        raise MemoryError
-
-
-class Nameless(metaclass=Meta):
-    pass
-
-
-class Claims:
-    """An object that claims to be of another class."""
-
-    def __init__(self, cls: type) -> None:
-        self.claimed = cls
-
-    @property
-    def __class__(self) -> Any:
-        return self.claimed
-
-
 class Items(dict[str, Any]):
     def __init__(self, items: Callable[[], Any]) -> None:
         self.given = items
@@ -194,42 +151,21 @@ def raise_error(error: BaseException) -> Any:
     raise error
 
 
-class Ours(ValueError):
-    def __str__(self) -> str:
-        raise SystemExit
-
-
 INVALID_ASSIGNMENTS: list[tuple[Any, str]] = [
     (None, "no mapping, but of type NoneType"),
     (list(GOOD.items()), "no mapping"),
-    (Hostile(), "cannot be read"),
-    (Nameless(), "of type Nameless"),
-    (Claims(dict), "cannot be read"),
     (Items(lambda: raise_error(SystemExit(1))), "cannot be read: SystemExit"),
-    (Items(lambda: raise_error(Ours())), "cannot be read: Ours"),
-    (Items(lambda: raise_error(ValueError("a\nb"))), "cannot be read: ValueError"),
     (Items(lambda: itertools.repeat(("c1", []))), "'c1' is there twice"),
-    (Items(lambda: ((f"c{n}", []) for n in itertools.count(1))), "'c4' is no member"),
-    (Items(lambda: [("c1", []), (Str("x"), [])]), "'x' is no member"),
     ({**GOOD, "x": []}, "'x' is no member"),
-    ({**GOOD, "x\n" * 1000: []}, r"\\n.*\.\.\.' is no member"),
-    ({**GOOD, "\ud800": []}, r"'\\ud800' is no member"),
     ({**GOOD, 3: []}, "type int stands where a member id should"),
     ({**GOOD, "c3": None}, "'c3' gets no partitions, but an object of type NoneType"),
     ({**GOOD, "c3": "t"}, "type str is no pair"),
     ({**GOOD, "c3": [("t", 0, 1)]}, "type tuple is no pair"),
-    ({**GOOD, "c3": [Hostile()]}, "cannot be read"),
-    ({**GOOD, "c3": [Claims(tuple)]}, "cannot be read"),
-    ({**GOOD, "c3": [(Hostile(), 0)]}, "cannot be read"),
-    ({**GOOD, "c3": [(Claims(str), 0)]}, "cannot be read"),
-    ({**GOOD, "c3": [(b"t", 0)]}, "type bytes stands where a topic should"),
     ({**GOOD, "c3": [("t", "0")]}, "type str is no number of a partition of 't'"),
     ({**GOOD, "c3": [("t", False)]}, "type bool is no number"),
-    ({**GOOD, "c3": [("t", Hostile())]}, "cannot be read"),
     ({**GOOD, "c3": [("v", 0)]}, "no partition v-0"),
     ({**GOOD, "c3": [("t", 3)]}, "no partition t-3"),
     ({**GOOD, "c3": [("t", -1)]}, "no partition t--1"),
-    ({**GOOD, "c3": [("t", 10**10_000)]}, "cannot be read: ValueError"),
     ({**GOOD, "c3": [("t", 0)]}, "t-0 goes to 'c1' and 'c3'"),
     ({**GOOD, "c1": itertools.repeat(("t", 0))}, "t-0 goes to 'c1' and 'c1'"),
     ({**GOOD, "c3": [("nobody's", 0)]}, "'c3' gets nobody's-0, and has not subscribed the topic"),
@@ -252,7 +188,7 @@ def test_an_assignment_comes_out_plain_sorted_and_with_all_members() -> None:
     assignments = [
         GOOD,
         {"c2": [("u", 0), ("t", 2)], "c1": (["t", 1], ["t", 0])},
-        {Str("c1"): iter([(Str("t"), np.int64(1)), ("t", np.uint8(0))]), np.str_("c2"): {("u", 0), ("t", 2)}},
+        {"c1": iter([("t", np.int64(1)), ("t", np.uint8(0))]), np.str_("c2"): {("u", 0), ("t", 2)}},
         Items(lambda: iter(GOOD.items())),
     ]
     for assignment in assignments:

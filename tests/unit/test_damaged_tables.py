@@ -69,30 +69,6 @@ def reader(path: Path) -> Iterator[Connection]:
         yield mq
 
 
-@pytest.mark.parametrize(
-    ("table", "column", "value"),
-    [
-        ("topics", "config", None),
-        ("topics", "config", "5"),
-        ("topics", "partition_count", None),
-        ("partitions", "high_watermark", None),
-        ("watermarks", "next_topic_id", None),
-    ],
-)
-def test_a_value_that_was_never_written_is_named(
-    table: str, column: str, value: Any, path: Path, reader: Connection
-) -> None:
-    rows = pa.table(DeltaTable(str(path / table)).to_pyarrow_table())
-    index = rows.column_names.index(column)
-    field = rows.schema.field(index)
-    changed = rows.set_column(index, field, pa.array([value] * rows.num_rows, field.type))
-    with ignore_protocol(path / table) as copy:
-        write_deltalake(copy, changed, mode="overwrite")
-    with pytest.raises(TableDamaged, match=rf"{table} version \d+: WRITE \(Overwrite\)") as damaged:
-        reader.topics.list()
-    assert value is not None or f"{table}.{column} is null" in str(damaged.value)
-
-
 @pytest.mark.parametrize("name", ["../../elsewhere.parquet", "file:///etc/hostname", ".hidden.parquet", "%2e%2e/x"])
 def test_an_entry_that_leads_out_of_its_table_is_damage(path: Path, reader: Connection, name: str) -> None:
     """It is no file that is gone and can be put back."""
@@ -284,6 +260,9 @@ TOPIC_T = {"topic_id": 1, "topic": "t"}
             {**TOPIC_T, "high_watermark": -7, "log_start_offset": -7},
             "a log of t that ends before it starts",
         ),
+        ("topics", {"config": None}, "topics.config is null"),
+        ("topics", {"config": "5"}, r"topics version \d+: WRITE"),
+        ("watermarks", {"next_topic_id": None}, "watermarks.next_topic_id is null"),
         ("topics", {"topic_id": 77}, "two topics t"),
         ("topics", {"partition_count": 2**31 - 1}, "t with 2147483647 partitions"),
         ("topics", {"partition_count": -1}, "t with -1 partitions"),
