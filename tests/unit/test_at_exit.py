@@ -83,9 +83,6 @@ def test_hooks_run_after_the_threads_of_the_interpreter() -> None:
     assert ended.stdout.split() == ["thread", "PRODUCERS", "SERVING"]
 
 
-# -- children of multiprocessing, which end with os._exit --------------------------------------------------
-
-
 # -- calls of native libraries --------------------------------------------------------------------------
 
 

@@ -107,25 +107,6 @@ def test_slow_member_stops_the_group_until_its_poll_interval_ends(mq: Connection
     quick.close()
 
 
-def test_slow_member_of_a_cooperative_group_stops_only_its_partitions(mq: Connection) -> None:
-    topic, group = new_topic(mq, 3), new_name("g")
-    options = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 100, "max_poll_interval_ms": 60_000}
-    first, second = (mq.consumer(group, topics=[topic], protocol="cooperative", **options) for _ in range(2))
-    settle(
-        first,
-        second,
-        on=lambda: len(list_partitions(first)) + len(list_partitions(second)) == 3 and bool(list_partitions(second)),
-    )
-    slow, quick = (first, second) if len(list_partitions(first)) == 2 else (second, first)
-    third = mq.consumer(group, topics=[topic], protocol="cooperative", **options)
-    until(lambda: [stall.member_id for stall in mq.groups.stalls(group)] == [slow.member_id])
-    (partition,) = list_partitions(quick)
-    add(mq, topic, {partition: 1})
-    assert texts(quick.poll(timeout_ms=5_000)) == [f"{partition}.0"]
-    for consumer in (slow, quick, third):
-        consumer.close()
-
-
 # -- static members -----------------------------------------------------------------------------------------
 
 

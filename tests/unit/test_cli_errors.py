@@ -271,11 +271,5 @@ def test_engine_logs_lines_without_a_trace_unless_asked(
     assert logging.getLogger("lakemq").handlers == before
 
 
-def test_a_trace_is_shown_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAKEMQ_TRACE", "1")
-    result = run(tmp_path / "none", "topics", "list")
-    assert type(result.exception).__name__ == "NamespaceError"
-
-
 def test_every_refusal_can_be_caught_by_name() -> None:
     assert {error.__name__ for error in errors.all_errors()} <= vars(errors).keys()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -96,14 +95,6 @@ def test_exported_offsets_are_read_again(mq: Connection, lake: Lakemq, topic: st
     assert offsets(mq, one) == [0, 0]
 
 
-def test_files_that_hold_no_offsets_are_named(lake: Lakemq, tmp_path: Path) -> None:
-    file = tmp_path / "offsets.csv"
-    for line in ("t,0", "t,x,1", "t,0,1\nt,0,2", "other,t,0,1", "g,t,0,1,2", "\ud800"):
-        file.write_bytes(line.encode("utf-8", "surrogatepass"))
-        refusal = lake("reset-offsets", "g", "--from-file", str(file), code=2).stderr
-        assert "offsets.csv" in re.sub(r"[\s│]", "", refusal), line
-
-
 def test_wrong_usage_of_reset_offsets_is_exit_code_2(lake: Lakemq) -> None:
     for arguments in (
         "g --to-earliest",
@@ -131,17 +122,6 @@ def test_reset_of_several_groups_goes_on_after_a_missing_one(mq: Connection, lak
         [two, topic, "0", "4", "0"],
     ]
     assert "GROUP_ID_NOT_FOUND" in said.stderr
-
-
-def test_offsets_and_groups_are_deleted(mq: Connection, lake: Lakemq, topic: str) -> None:
-    group = committed(mq, topic, 3, 4)
-    said = lake("delete-offsets", group, "--topic", f"{topic}:0", "--yes", "--output", "json")
-    assert [(row["before"], row["after"]) for row in rows(said)] == [(3, None)]
-    assert offsets(mq, group) == [4]
-    lake("delete-offsets", group, code=2)
-    assert rows(lake("delete", group, "--yes", "--output", "json")) == [{"group": group, "deleted": True}]
-    assert group not in mq.groups.list()
-    lake("delete", code=2)
 
 
 @pytest.mark.extended

@@ -72,18 +72,6 @@ def test_list_shows_ids_with_what_they_have_open(found: Found, committed: str, o
     assert (listed[committed]["partitions"], listed[committed]["open_ms"]) == ([], None)
 
 
-@pytest.mark.extended
-def test_list_by_state(found: Found, lake: Lakemq, committed: str, open_one: str) -> None:
-    def names(*options: str) -> list[str]:
-        return [one["transactional_id"] for one in found("transactions", "list", *options)]
-
-    assert names("--state", "Ongoing") == [open_one]
-    assert names("--state", "Ongoing", "--state", "CompleteCommit") == [open_one, committed]
-    assert names("--state", "Empty") == []
-    refused = lake("transactions", "list", "--state", "ongoing", code=2)
-    assert "'ongoing' is not one of Empty, Ongoing" in refused.stderr
-
-
 def test_a_transaction_that_can_only_be_aborted_says_why(mq: Connection, lake: Lakemq, found: Found) -> None:
     producer = mq.producer("broken")
     producer.begin_transaction()
@@ -100,29 +88,6 @@ def test_a_transaction_that_can_only_be_aborted_says_why(mq: Connection, lake: L
     assert (row["committed_offset"], row["lag"], row["pending"]) == (None, 5, "broken")
     producer.abort_transaction()
     assert lake("groups", "lag", "waiting", code=1).stderr.startswith("GROUP_ID_NOT_FOUND: ")
-
-
-def test_describe_says_the_shard_and_who_coordinates(mq: Connection, found: Found) -> None:
-    mq.topics.create("sharded", partitions=2)
-    mq.publish("sharded", pa.table({"value": ["a", "b"], "partition": [0, 1]}))
-    with mq.consumer("my-group", assign=["sharded"]) as consumer:
-        consumer.commit(consumer.poll(max_records=1))
-        consumer.commit({("sharded", 1): 0})
-    leader = mq.state().leader
-    (described,) = found("groups", "describe", "my-group")
-    expected = {"group": "my-group", "shard": 12, "coordinator": leader, "partitions": 2, "lag": 1}
-    assert {name: described[name] for name in expected} == expected
-    assert (described["state"], described["protocol"], described["members"]) == ("Empty", None, 0)
-    mq.producer("polygenelubricants").close()
-    (described,) = found("transactions", "describe", "polygenelubricants")
-    assert (described["shard"], described["coordinator"]) == (0, leader)
-
-
-def test_unknown_transactional_id_is_not_found(lake: Lakemq) -> None:
-    for command in ("describe", "abort"):
-        refused = lake("transactions", command, "nobody\x1b", code=1)
-        assert refused.stderr.startswith("TRANSACTIONAL_ID_NOT_FOUND: ")
-        assert refused.stdout == ""
 
 
 def test_find_hanging_asks_for_an_age(found: Found, open_one: str) -> None:
@@ -170,21 +135,3 @@ def test_lag_of_a_group_that_reads_uncommitted_is_not_negative(mq: Connection, l
     mq.topics.delete("ahead")
     assert lake("groups", "lag", "eager", code=1).stderr.startswith("GROUP_ID_NOT_FOUND: ")
     producer.abort_transaction()
-
-
-@pytest.mark.extended
-def test_tail_counts_messages_and_not_markers(mq: Connection, found: Found) -> None:
-    mq.topics.create("marked", partitions=2)
-    for number in range(6):
-        with mq.producer("marking") as producer:
-            producer.begin_transaction()
-            producer.send("marked", value=str(number), partition=0)
-            producer.flush()
-            (producer.abort_transaction if number in (3, 4) else producer.commit_transaction)()
-
-    def last(*options: str) -> list[str]:
-        return [message["value"] for message in found("tail", "marked", *options)]
-
-    assert (last("-n", "1"), last("-n", "3"), last()) == (["5"], ["1", "2", "5"], ["0", "1", "2", "5"])
-    assert last("-n", "0") == []
-    assert last("-n", "2", "--isolation", "read_uncommitted") == ["4", "5"]

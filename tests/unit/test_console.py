@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from unit.browsing import Browser, facts, notices, open_browser, table_rows
-from unit.busy_namespace import HOSTILE, ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace, open_busy_namespace
+from unit.busy_namespace import HOSTILE, ORDERS, SHIPPED, WORKERS, BusyNamespace, open_busy_namespace
 
 from lakemq.errors import StorageError
 from lakemq.jobs.console.app import MENU, PAGES
@@ -144,11 +144,6 @@ def test_a_group_shows_who_owns_what(busy: BusyNamespace, browser: Browser) -> N
     assert [row[0] for row in table_rows(page, "Members")] == [row["owner"] for row in owned[:1]]
 
 
-def test_a_group_without_members_shows_its_offsets(browser: Browser) -> None:
-    rows = table_rows(browser.get("/group", name=READERS), "Partitions: who owns what")
-    assert [row[2] for row in rows] == ["10", "20"]
-
-
 def test_messages_are_found_by_offset_time_and_key(busy: BusyNamespace, browser: Browser) -> None:
     stored = list(busy.mq.fetch(ORDERS))
     rows = table_rows(browser.get("/messages", topic=ORDERS, partition=1, **{"from": 3}, limit=5), "Messages")
@@ -254,12 +249,6 @@ def test_a_query_that_takes_too_long_is_stopped(busy: BusyNamespace) -> None:
 def test_doctor_page_examines_when_its_form_is_sent(browser: Browser) -> None:
     checks = table_rows(browser.submit(browser.get("/doctor"), "/doctor"), "Checks")
     assert {"sequencer", "mailbox", "data files"} <= {row[0] for row in checks if row[1] == "ok"}
-
-
-def test_metrics_are_the_same_as_those_of_serve(browser: Browser) -> None:
-    text = browser.client.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
-    assert text.endswith("# EOF\n")
-    assert "lakemq_step_duration_seconds_count" in text
 
 
 def test_inputs_are_bounded(browser: Browser) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from unit.consuming import add, texts
-from unit.served import CONFIG, new_name, new_topic, read_committed_offset, values
+from unit.served import CONFIG, new_name, new_topic, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -43,9 +43,6 @@ def create_filled_topic(mq: Connection, *counts: int) -> str:
     topic = new_topic(mq, len(counts))
     add(mq, topic, dict(enumerate(counts)))
     return topic
-
-
-# -- divide_room ---------------------------------------------------------------------------------------------
 
 
 # -- polling --------------------------------------------------------------------------------------------
@@ -199,13 +196,6 @@ def test_fetch_of_offsets_is_repeated_when_the_answer_of_its_letter_is_full(
         assert [type(error) for error in shared] == [type(None), ThrottlingQuotaExceeded, ThrottlingQuotaExceeded]
         offsets = list(threads.map(lambda _: consumer.committed()[topic, 0].offset, range(100)))
     assert offsets == [1] * 100
-
-
-def test_commit_without_a_poll_commits_nothing(mq: Connection, group: str):
-    topic = create_filled_topic(mq, 1)
-    with mq.consumer(group, assign=[topic]) as consumer:
-        assert consumer.commit() == {}
-    assert read_committed_offset(mq, group, topic) is None
 
 
 def test_group_without_offset_and_reset_is_refused(mq: Connection, group: str):

@@ -14,7 +14,6 @@ from lakemq.engine.client.consume.group_consumer import read_member_options
 from lakemq.engine.client.consume.options import (
     CONSUMER,
 )
-from lakemq.engine.protocol.parameters import MEMBER
 from lakemq.errors import InvalidConfig, InvalidRequest
 
 QUEUE = {"group.protocol": "queue"}
@@ -31,31 +30,12 @@ def test_docstring_explains_each_declared_option() -> None:
             assert str(option.default) in re.split(r"\n    \S", explained.split(f"\n    {name}: ")[1])[0]
 
 
-def test_member_has_the_documented_defaults() -> None:
-    chosen = read_member_options(["t"], QUEUE, {})
-    for name in ("session_timeout_ms", "heartbeat_interval_ms", "max_poll_interval_ms", "auto_offset_reset"):
-        assert getattr(chosen, name) == CONSUMER[name].default
-
-
-def test_settings_of_members_have_the_ranges_of_their_options() -> None:
-    for key, parameter in MEMBER.declared.items():
-        option = CONSUMER[key.replace(".", "_")]
-        assert option.default == parameter.default
-        if isinstance(option.default, int):
-            assert (option.low, option.high) == (parameter.low, parameter.high)
-
-
 @pytest.mark.parametrize(("heartbeat_ms", "warns"), [(2_000, False), (2_001, True)])
 def test_session_shorter_than_three_heartbeats_logs_a_warning(
     heartbeat_ms: int, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     read_member_options(["t"], QUEUE, {"session_timeout_ms": 6_000, "heartbeat_interval_ms": heartbeat_ms})
     assert ("third of the session" in caplog.text) == warns
-
-
-def test_session_as_short_as_a_heartbeat_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="less than 6000 ms"):
-        read_member_options(["t"], QUEUE, {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 6_000})
 
 
 def test_assignor_is_a_name_or_a_list_in_order_of_preference() -> None:

@@ -92,14 +92,6 @@ def cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def cut_to_nothing(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def replace_by_text(file: Path) -> None:
-    file.write_text("no Parquet at all, but long enough to have a footer " * 10)
-
-
 def replace_by_another_file(file: Path) -> None:
     """Replace the file by a valid file of message rows that has another name."""
     files = LocalFiles(str(file.parent.parent))
@@ -107,21 +99,11 @@ def replace_by_another_file(file: Path) -> None:
     file.write_bytes(Path(files.root, file_name(other.file_id)).read_bytes())
 
 
-def declare_long_footer(file: Path) -> None:
-    """Declare a footer as long as the file allows, in a place without one."""
-    data = bytearray(file.read_bytes())
-    data[-8:-4] = (len(data) - 8).to_bytes(4, "little")
-    file.write_bytes(data)
-
-
 MISHAPS = [
     rewrite_with_a_tool,
     rewrite_with_our_writer,
     cut_short,
-    cut_to_nothing,
-    replace_by_text,
     replace_by_another_file,
-    declare_long_footer,
     Path.unlink,
 ]
 

@@ -128,32 +128,6 @@ def test_expired_message_of_a_dead_letter_topic_shifts_no_cause(mq: Connection) 
     assert mq.dead_letters.all(letters)["value"].to_pylist() == [b"a", b"c"]
 
 
-@pytest.mark.extended
-def test_dying_messages_are_deleted_with_their_records(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    dead = reject_all(mq, topic, ["a", "b", "c"])
-    with member(mq, dead, group) as consumer:
-        consumer.reject(take_messages(consumer, 3))
-        consumer.flush()
-        assert consumer.lag() == {(dead, 0): 3}
-        for before, expected_lag in ((2, 1), (3, 0)):
-            mq.topics.delete_records(dead, {0: before})
-            until(
-                lambda expected_lag=expected_lag: bool(
-                    not consumer.poll() and consumer.lag() == {(dead, 0): expected_lag}
-                )
-            )
-    assert mq.groups.describe(group).lag == 0
-
-
-def test_error_of_a_returned_message_must_be_text(mq: Connection) -> None:
-    with member(mq, new_topic(mq), new_name("g")) as consumer:
-        for error in (None, 5, b"x", ["x"]):
-            for call in (consumer.nack, consumer.reject):
-                with pytest.raises(InvalidRequest, match="error"):
-                    call([], error=error)  # type: ignore[arg-type]
-
-
 # -- redriving ----------------------------------------------------------------------------------------------
 
 

@@ -108,16 +108,6 @@ def test_damaged_journal_is_restored_from_backup_and_not_created_again(
     assert not find_problems(path)
 
 
-def test_an_init_that_was_interrupted_is_completed(tmp_path: Path) -> None:
-    path = tmp_path / "mq"
-    open_namespace(str(path), create=True)
-    for table in ("journal", "watermarks", "members"):
-        shutil.rmtree(path / table)
-    (command,) = parse_commands(find_problems(path)["namespace"])
-    run(*command)
-    assert not find_problems(path)
-
-
 def test_delayed_messages_of_a_missing_file_are_cancelled_as_advised(path: Path) -> None:
     before = set((path / "messages").glob("*.parquet"))
     with Connection(open_namespace(str(path))) as mq, mq.serving():
@@ -182,14 +172,6 @@ def test_rows_deleted_by_others_are_named_and_restored(healthy: Path, path: Path
     assert not find_problems(path)
 
 
-def test_maintenance_by_others_needs_no_backup(path: Path) -> None:
-    with ignore_protocol(path / "segments") as copy:
-        DeltaTable(copy).optimize.z_order(["topic_id"])
-    finding = find_problems(path)["foreign commits"]
-    assert "backup" not in finding.mend
-    assert set(find_problems(path)) == {"foreign commits"}
-
-
 def test_serve_as_advised_decides_letters_that_wait(path: Path) -> None:
     quick = EngineConfig({"lease.ms": 500})  # else the next leader waits for ten seconds
     with Connection(open_namespace(str(path), quick)) as mq:
@@ -238,13 +220,3 @@ def test_missing_data_files_are_put_back_or_given_up_as_advised(healthy: Path, p
     with Connection(open_namespace(str(path))) as mq:
         for topic in ("t", "u"):
             assert len(list(mq.fetch(topic))) == mq.fetch(topic).record_count
-
-
-def test_a_bad_settings_file_is_mended(path: Path) -> None:
-    settings = path.with_name("lakemq.yaml")
-    settings.write_text("lease.m: 500\n")
-    finding = find_problems(path, conf=str(settings))["settings"]
-    assert finding.found.startswith(f"INVALID_CONFIG: In {settings}: Unknown parameter")
-    assert "--conf" in finding.mend
-    settings.write_text("lease.ms: 500\n")
-    assert not find_problems(path, conf=str(settings))

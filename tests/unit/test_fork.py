@@ -18,7 +18,6 @@ from unit.served import new_name, new_topic, run_in_thread, until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.engine.namespace.process import OwnLock, check_same_process
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import IllegalState
 
@@ -182,14 +181,3 @@ def test_children_with_their_own_connection_work(mq: Connection, method: str):
     lags = [partition for partition in mq.groups.lag("spawned") if partition.topic == topic]
     assert [(lag.partition, lag.committed_offset) for lag in lags] == [(p, 1) for p in range(4)]
     assert {f"from {p}" for p in range(4)} <= set(values(mq, topic))
-
-
-def test_lock_of_another_process_is_refused():
-    check_same_process(os.getpid(), "It")
-    with pytest.raises(IllegalState, match=r"It was made in another process \(fork\): make one there\."):
-        check_same_process(os.getpid() + 1, "It")
-    lock = OwnLock("It")
-    with lock.own:
-        assert run_in_fork(lambda: lock.own).startswith("IllegalState")
-    with lock.own:
-        pass

@@ -60,14 +60,6 @@ def test_batch_without_headers_lacks_their_column(mq: Connection, topic: str) ->
     assert [batch.schema.names for batch in reader.read(task)] == [FETCHED.names[:-1]]
 
 
-def test_empty_topic_has_no_task_and_sparks_own_task_reads_nothing(mq: Connection, topic: str) -> None:
-    from pyspark.sql.datasource import InputPartition
-
-    reader = BatchReader(options(mq, subscribe=topic))
-    assert reader.partitions() == []
-    assert list(reader.read(InputPartition(None))) == []
-
-
 def test_row_groups_are_cut_into_the_requested_number_of_tasks(mq: Connection, monkeypatch: Any) -> None:
     topic = new_topic(mq, 3)
     for _ in range(2):

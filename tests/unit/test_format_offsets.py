@@ -71,21 +71,6 @@ def test_deleted_offsets_take_no_room_in_a_batch() -> None:
     assert limit_ranges(ranges, 4) == {"t": {0: 1002, 1: 2}}
 
 
-def test_new_partitions_and_recreated_topics_are_available_from_their_start() -> None:
-    start = StreamOffset({"t": {0: 5}, "made anew": {0: 5}}, {"t": 1, "made anew": 2})
-    logs = {
-        "t": {0: Bounds(1, 0, 8, 9), 1: Bounds(1, 0, 3, 3)},
-        "made anew": {0: Bounds(7, 0, 4, 4)},
-        "new": {0: Bounds(8, 0, 2, 2)},
-    }
-    assert find_available_ranges(start, logs) == {
-        ("t", 0): (5, 8),
-        ("t", 1): (0, 3),
-        ("made anew", 0): (0, 4),
-        ("new", 0): (0, 2),
-    }
-
-
 def test_log_that_lost_its_end_continues_where_it_ends() -> None:
     start = StreamOffset({"t": {0: 50, 1: 50}}, {"t": 1})
     # an earlier batch read offsets of partition 1 that are not committed yet

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from lakemq.engine.client.format.options import OffsetBound, parse_batch_options, parse_stream_options
-from lakemq.engine.client.format.tasks import parse_stream_write_options
-from lakemq.errors import InvalidConfig, InvalidGroupId
+from lakemq.errors import InvalidConfig
 
 READ = {"path": "data/mq", "subscribe": "orders"}
 
@@ -62,11 +61,6 @@ def test_limits_of_a_stream_are_numbers_and_a_duration() -> None:
         {**READ, "maxOffsetsPerTrigger": "100", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "30s"}
     )
     assert (options.max_offsets, options.min_offsets, options.max_trigger_delay_ms) == (100, 10, 30_000)
-
-
-def test_name_of_a_query_is_no_option() -> None:
-    options = {"path": "data/mq", "topic": "orders", "checkpointLocation": "c", "queryName": "copies"}
-    assert parse_stream_write_options(options).topic == "orders"
 
 
 def test_credentials_reach_the_store_and_are_not_shown() -> None:
@@ -191,8 +185,3 @@ def test_options_of_streams_are_refused_in_a_batch(settings: dict[str, str], mes
 def test_options_of_batches_and_wrong_limits_are_refused_in_a_stream(settings: dict[str, str]) -> None:
     with pytest.raises(InvalidConfig):
         parse_stream_options({**READ, **settings})
-
-
-def test_invalid_name_of_a_group_is_refused() -> None:
-    with pytest.raises(InvalidGroupId):
-        parse_stream_options({**READ, "group.id": "a/b"})

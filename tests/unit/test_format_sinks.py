@@ -93,16 +93,6 @@ def test_rows_go_to_the_topics_that_they_name(mq: Connection) -> None:
     assert refusals == [(BY_COLUMN, "INVALID_TOPIC_EXCEPTION"), *[("nobody", "UNKNOWN_TOPIC_OR_PARTITION")] * 2]
 
 
-def test_option_topic_precedes_the_column(mq: Connection, topic: str) -> None:
-    write(mq, table("a", topic=["nobody"]), topic=topic)
-    assert values(mq, topic) == ["a"]
-
-
-def test_sink_delays_rows_with_a_delay(mq: Connection, topic: str) -> None:
-    write(mq, table("later", "now", delay_ms=[3_600_000, None]), topic=topic)
-    assert values(mq, topic) == ["now"]
-
-
 def test_rejected_rows_fail_the_write_or_are_logged(
     mq: Connection, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -305,18 +305,6 @@ def test_join_with_another_protocol_or_a_missing_topic_is_refused(mq: Connection
         member(mq, group, topic, assignor="sticky")
 
 
-# -- transactions -------------------------------------------------------------------------------------------
-
-
-# -- listeners that call back, and calls that fail half way ------------------------------------------------
-
-
-# -- refusals -----------------------------------------------------------------------------------------------
-
-
-# -- one group, many threads and processes ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("protocol", ["cooperative", "classic", "queue"])
 def test_empty_poll_names_a_topic_that_is_deleted(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq), new_group(mq, protocol)

@@ -11,11 +11,7 @@ from lakemq.engine.client.groups.groups import Groups
 from lakemq.engine.client.groups.stalls import NO_NOTES, MemberNotes
 from lakemq.engine.client.operator_tools import Observation
 from lakemq.engine.protocol.codec.beat import OverdueMember
-from lakemq.engine.protocol.rules.joining import decide_join
-from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
-from lakemq.engine.protocol.values.groups import GroupConfigured, JoinGroup
-from lakemq.engine.protocol.values.state import State
-from lakemq.errors import InvalidRequest
+from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.jobs.metrics.readers import FamilyBuilder, read_groups
 
 FOR_GOOD = -1
@@ -101,25 +97,6 @@ def test_member_shows_its_client_host_and_process() -> None:
         ("billing", "rack-1", 4711),
         (None, None, None),
     ]
-
-
-def test_new_group_takes_the_assignor_of_its_first_member_before_the_default() -> None:
-    inputs = DecisionInputs(Limits(group_defaults={"group.assignor": "range", "offsets.retention.ms": 5}))
-    for assignors, config in (
-        (["sticky"], {"offsets.retention.ms": 5}),
-        ([], {"group.assignor": "range", "offsets.retention.ms": 5}),
-    ):
-        decided = decide_join(State(), JoinGroup("g", "C1", [], assignors=assignors), inputs)
-        assert [entry.record.config for entry in decided.entries if isinstance(entry.record, GroupConfigured)] == [
-            config
-        ]
-
-
-def test_too_long_client_or_host_is_refused() -> None:
-    story = play({"create": {"t": 1}})
-    for field in "client_id", "host":
-        refusal = story.mq.refused(JoinGroup("g", "C1", ["t"], **{field: "x" * 250}))
-        assert refusal.error == InvalidRequest.name
 
 
 # What holds up a group of any protocol: members that are overdue, and transactions that stay open.

@@ -8,11 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
-from unit.served import CONFIG, new_name, new_topic, now_ms, served, until
+from unit.served import new_name, new_topic, now_ms, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.sql.query import run_query
 from lakemq.errors import (
     GroupIdNotFound,
     GroupSubscribedToTopic,
@@ -143,41 +142,6 @@ def test_offsets_in_an_open_transaction_are_not_deleted_or_reset(mq: Connection,
             refused()
     producer.commit_transaction()
     assert reset_offsets(mq, group, to="latest") == {0: (4, 5)}
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_views_show_only_the_present_groups(tmp_path: Path) -> None:
-    with lakemq.connect(str(tmp_path), create=True, config={**CONFIG, "project.interval.ms": 0}) as mq, mq.serving():
-        mq.topics.create("t", 3)
-        mq.topics.create("u")
-        members = [mq.consumer("g", topics=["t", "u"], protocol="cooperative") for _ in range(2)]
-        while sum(len(consumer.assignment()) for consumer in members) < 4 or not all(
-            consumer.assignment() for consumer in members
-        ):
-            for consumer in members:
-                consumer.poll(timeout_ms=0)
-        members[0].close()
-        mq.topics.delete("u")
-        until(lambda: {assignment.state for assignment in mq.groups.assignments("g")} == {"ready"})
-        assignments, (member,) = mq.groups.assignments("g"), mq.groups.members("g")
-        mq.groups.create("gone")
-        mq.groups.delete("gone")
-        members[1].close(leave=False)
-
-    def run_sql(query: str) -> list[tuple[Any, ...]]:
-        with lakemq.connect(str(tmp_path)) as connection:
-            return [tuple(row) for row in run_query(connection.namespace, query)[1]]
-
-    assert len(assignments) == 3
-    rows = run_sql('SELECT "group", topic, partition, state, owner FROM group_assignments ORDER BY partition')
-    assert rows == [
-        (assignment.group, assignment.topic, assignment.partition, assignment.state, assignment.owner)
-        for assignment in assignments
-    ]
-    assert run_sql('SELECT "group", member_id, topics FROM group_members') == [("g", member.member_id, ["t", "u"])]
-    # the table also has former rows: at least the partition of the deleted topic
-    assert len(run_sql("SELECT * FROM assignments")) > len(rows)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from unit.consuming import add
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.errors import InvalidRequest, TransactionAbortable, UnknownTopicOrPartition
+from lakemq.errors import TransactionAbortable, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow
 
@@ -123,14 +123,6 @@ def test_two_streams_share_the_partitions_until_they_are_stopped(mq: Connection)
     for thread in threads:
         thread.join(10)
     assert sorted(texts_of_each[0] + texts_of_each[1]) == [f"{p}.{i}" for p in range(2) for i in range(3)]
-
-
-def test_bad_arguments_of_a_stream_are_refused(mq: Connection) -> None:
-    stream = mq.stream(new_name("g"), topics=[new_topic(mq)])
-    for wrong in ({"function": None}, {"max_records": 0}, {"available_now": "no"}):
-        arguments: dict[str, Any] = {"function": print, **wrong}
-        with pytest.raises(InvalidRequest):
-            stream.foreach_batch(**arguments)
 
 
 def test_batches_are_every_ms_apart(mq: Connection) -> None:

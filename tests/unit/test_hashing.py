@@ -94,17 +94,6 @@ def test_column_of_keys_gets_the_partitions_of_its_keys(few, repeats, count, par
     assert partitions.tolist() == compute_expected_partitions(keys, count, partitioner, start)
 
 
-@examples()
-@given(columns, st.integers(0, 300), st.integers(0, 300), st.integers(0, 50), counts, partitioners)
-def test_neither_chunks_nor_slices_change_the_answer(few, first, second, start, count, partitioner):
-    keys = few * 60
-    whole = pa.array(keys, pa.binary())
-    cuts = sorted((min(first, len(keys)), min(second, len(keys))))
-    chunked = pa.chunked_array([whole[: cuts[0]], whole[cuts[0] : cuts[1]], whole[cuts[1] :]])
-    expected = compute_expected_partitions(keys, count, partitioner, start)
-    assert partition_keys(chunked, count, partitioner, start).tolist() == expected
-
-
 @pytest.mark.parametrize("partitioner", sorted(SCALAR))
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 7, 8, 12, 15, 31, 32, 33, 36, 63, 64, 96, 97, 4_096, 4_097])
 def test_keys_of_one_length_at_any_place_in_the_buffer(partitioner: str, length: int):
@@ -136,13 +125,6 @@ def test_all_ways_to_hold_keys_agree(kind: pa.DataType):
     values = [key and key.decode() if text else key for key in keys]
     array = pa.array(values, kind)
     assert partition_keys(array, 12, "murmur2", 5).tolist() == compute_expected_partitions(keys, 12, "murmur2", 5)
-
-
-@pytest.mark.parametrize(
-    "keys", [pa.array([], pa.binary()), pa.chunked_array([], pa.binary())], ids=["array", "chunked"]
-)
-def test_empty_column_gets_no_partitions(keys):
-    assert partition_keys(keys, 3, "xxhash64", 0).tolist() == []
 
 
 def test_bytes_under_a_null_do_not_count():

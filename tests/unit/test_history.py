@@ -18,8 +18,7 @@ from unit.served import served, until
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.topics import TopicDescription
 from lakemq.jobs.cli import app
-from lakemq.jobs.reports.history import GroupConsumption, History, Timeline, compute_lag, read_consumption, read_history
-from lakemq.jobs.reports.history_report import build_history_report
+from lakemq.jobs.reports.history import History, read_consumption, read_history
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -94,14 +93,6 @@ def test_owners_and_handoffs_are_those_of_the_groups(mq: Connection, history: Hi
     expected = mq.sql("SELECT count(*) AS n FROM handoffs").to_pylist()[0]["n"]
     assert history.handoffs.num_rows == expected > 0
     assert set(history.owners["group"].to_pylist()) == {"cooperative", "queue"}
-
-
-def test_a_time_without_decisions_is_empty(mq: Connection, tmp_path: Path) -> None:
-    history = read_history(mq, 1_000_000, 2_000_000)
-    assert (history.message_count, history.step_count, history.handoffs.num_rows) == (0, 0, 0)
-    assert history.latencies.highest is None
-    build_history_report(history, "mq").write(tmp_path / "report.html")
-    assert "There is nothing to show." in (tmp_path / "report.html").read_text()
 
 
 def test_the_command_writes_one_page_that_loads_nothing(mq: Connection, tmp_path: Path) -> None:
@@ -189,17 +180,3 @@ def test_consumption_is_the_difference_of_commits_and_the_sum_of_acknowledgement
         (6, "messages_settled", {"parts": [[7, 0, "pending", [[0, 5]]]], "transactional_id": "pending"}),
         (7, "offsets_committed", {"offsets": [["t", 1, 8, None, 1, 5]], "transactional_id": None}),
     ) == [(1, None), (2, 15), (2, None), (3, -20), (4, 7), (7, 3)]
-
-
-def test_lag_is_computed_back_from_now() -> None:
-    timeline = Timeline(0, 120)  # a bucket per millisecond, which ends with it
-    appended = pa.table({"decided_at_ms": [10, 50, 200], "topic": ["t", "t", "t"], "messages": [100, 20, 1]})
-    now = pa.table({"group": ["g", "g"], "topic": ["t", "t"], "lag": [70, 1]})
-    parts = [
-        GroupConsumption(30, "g", "t", None),
-        GroupConsumption(60, "g", "t", 40),
-        GroupConsumption(70, "other", "t", 99),
-    ]
-    lag = compute_lag(timeline, now, appended, parts)["g"]
-    assert np.isnan(lag[:29]).all(), "before the first commit"
-    assert list(lag[[30, 48, 50, 58, 60, 119]]) == [90, 90, 110, 110, 70, 70]

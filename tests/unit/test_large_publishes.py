@@ -88,10 +88,6 @@ def test_pieces_hold_the_whole_table_in_order(order: list[int] | None, piece_byt
     assert len(pieces) == {1: 5, 30: 3, 1 << 20: 1}[piece_bytes]
 
 
-def test_no_rows_are_no_pieces() -> None:
-    assert list(SortedRows(pa.table({"value": pa.array([], pa.binary())}), None).cut(10)) == []
-
-
 def test_repeat_of_a_version_writes_no_file(tmp_path: Path) -> None:
     """Another process knows the version from the step, and later from the table."""
     path, large = str(tmp_path / "mq"), pa.table({"value": ["x" * 5_000]})

@@ -3,17 +3,14 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from prometheus_client.samples import Sample
 from typer.testing import CliRunner
 from unit.browsing import notices, open_browser, table_rows
 from unit.busy_namespace import READERS, WORKERS, BusyNamespace, open_busy_namespace
 
-from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.protocol.codec.beat import OverdueMember, encode_overdue_members
 from lakemq.errors import InvalidRequest
 from lakemq.jobs.cli import app
@@ -107,15 +104,3 @@ def test_live_tables_are_as_declared_and_have_no_past(busy: BusyNamespace) -> No
         spec.validate(busy.mq.sql(f"SELECT * FROM {spec.name}"))
     with pytest.raises(InvalidRequest, match="group_waits does not exist"):
         busy.mq.sql("SELECT * FROM group_waits", as_of=busy.mq.state().step - 1)
-
-
-def test_query_reads_only_the_live_tables_that_it_names(busy: BusyNamespace) -> None:
-    read: list[str] = []
-
-    def note(name: str) -> pa.Table:
-        read.append(name)
-        return pa.table({"n": [1]})
-
-    live = {spec.name: partial(note, spec.name) for spec in LIVE_TABLES}
-    assert list(run_query(busy.mq.namespace, "SELECT n FROM sequencers", live=live)[1]) == [(1,)]
-    assert read == ["sequencers"]

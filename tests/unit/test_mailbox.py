@@ -313,23 +313,3 @@ def test_look_to_the_end_includes_new_letters(tmp_path: Path):
     letters = list(stale.iterate_letters())
     assert list_numbers(letters) == [("old", 6), ("old", 7), ("new", 1)]
     assert [stale.read(letter) is not None for letter in letters] == [False, False, True]
-
-
-def test_letters_that_stay_do_not_hide_later_ones(tmp_path: Path):
-    put_letters(tmp_path, (LetterName.of("gap", i, 1_000) for i in range(2, 52)))
-    mailbox = Mailbox(LocalFiles(str(tmp_path)))
-    for round in range(1, 4):
-        mailbox.put("c", round, b"", 2_000)
-        for _ in range(6):  # to the end of the last listing and through the next one
-            own_letters = [letter for letter in take_some(mailbox, 20) if letter.client_id == "c"]
-            if own_letters:
-                break
-        assert list_numbers(own_letters) == [("c", round)]
-        mailbox.discard(own_letters)
-
-
-def test_each_letter_is_named_once_in_a_look(tmp_path: Path):
-    put_letters(tmp_path, (LetterName.of("c", i, 1_000) for i in range(1, 101)))
-    mailbox = Mailbox(LocalFiles(str(tmp_path)))
-    assert len(take_some(mailbox, 30)) == 30
-    assert [letter.number for letter in mailbox.iterate_letters()] == [*range(31, 101), *range(1, 31)]

@@ -2,12 +2,8 @@
 
 from typing import Any, NoReturn
 
-import pytest
 from protocol_harness import Harness
 
-from lakemq.engine.client.consume import membership_view
-from lakemq.engine.client.consume.membership_view import build_view
-from lakemq.engine.client.fetch.plan import Bounds, read_bounds
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules.reconciling import find_groups_without_target
 from lakemq.engine.protocol.rules.timers import Time
@@ -97,24 +93,3 @@ def test_join_moves_only_the_share_of_the_new_member() -> None:
     mq.one(ReleasePartitions("g", "C0", released))
     assert group.is_settled
     assert not group.pauses
-
-
-def test_member_reads_bounds_of_its_own_partitions_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member looks at each poll, and a topic may have thousands of partitions of other members."""
-    mq, looked_at = Harness(), list[Bounds]()
-    mq.create("t", 30)
-    mq.one(mq.produce({partition: 1 + partition for partition in range(30)}))
-    for member in ("C1", "C2", "C3"):
-        mq.one(_join("g", member))
-    mq.assign()
-
-    def note_bounds(*arguments: Any) -> list[Bounds]:
-        bounds = read_bounds(*arguments)
-        looked_at.extend(bounds)
-        return bounds
-
-    monkeypatch.setattr(membership_view, "read_bounds", note_bounds)
-    owned = build_view(mq.state, "g", "C2", None, "read_committed").owned
-    assert len(owned) == len(looked_at) == 10
-    everything = read_bounds(mq.state.topic("t"), "read_committed")
-    assert all(assigned.bounds == everything[partition] for (_, partition), assigned in owned.items())

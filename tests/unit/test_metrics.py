@@ -15,7 +15,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from unit.busy_namespace import ORDERS, READERS, WORKERS, BusyNamespace, open_busy_namespace
 from unit.served import served
 
-from lakemq.engine.sequencer.step_decider import BOUNDS_S, StepDurations
 from lakemq.errors import InvalidConfig
 from lakemq.jobs.metrics import readers, server
 from lakemq.jobs.metrics.readers import FamilyBuilder
@@ -191,14 +190,3 @@ def test_a_metric_has_a_bounded_number_of_series() -> None:
     assert len(gauge.samples) == 10
     assert len(states.samples) == 10
     assert build.dropped == {"lakemq_x": 15, "lakemq_s": 6}
-
-
-def test_a_step_counts_once_in_the_bucket_of_its_duration() -> None:
-    durations = StepDurations()
-    for step, letters, took_ms in ((1, 2, 1.0), (1, 0, 900.0), (2, 1, 3.0), (3, 0, 60_000.0)):
-        durations.add(step, letters, took_ms)
-    counts = durations.read()
-    assert counts.letters == 3
-    assert counts.sum_s == pytest.approx(60.004)
-    assert [counts.counts[0], counts.counts[2], counts.counts[-1], sum(counts.counts)] == [1, 1, 1, 3]
-    assert len(counts.counts) == len(BOUNDS_S) + 1

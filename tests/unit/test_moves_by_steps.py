@@ -1,7 +1,5 @@
 """A step moves a bounded number of a group's partitions, so that steps stay short. The next steps move the rest."""
 
-from typing import Any, NoReturn
-
 import pytest
 from protocol_harness import Harness
 from protocol_tables import Tables, add_pass, mark_of, restored
@@ -54,11 +52,6 @@ def test_each_step_moves_some_partitions_until_all_have_moved(protocol: str) -> 
     assert (mq.state.groups["g"].status, mq.state.groups["g"].generation) == (GroupStatus.STABLE, 1)
 
 
-def test_a_classic_group_moves_as_a_whole() -> None:
-    mq = join_first_member("classic")
-    assert (count_owned_partitions(mq.state), mq.state.list_moving_groups()) == (10, set())
-
-
 def test_new_partitions_are_given_at_once_during_a_delay() -> None:
     """Only lost partitions wait for their member. Otherwise all others would wait as well."""
     mq = join_first_member("queue", 4)
@@ -89,20 +82,6 @@ def test_next_leader_continues_the_moves(by_tables: int) -> None:
     while mq.state.list_moving_groups():
         mq.see()
     assert mq.state.groups["g"].status is GroupStatus.STABLE
-
-
-def _raises(*_: object) -> NoReturn:
-    raise RuntimeError("not foreseen")
-
-
-@pytest.mark.parametrize("rules", [(), (_raises,)])
-def test_group_without_a_move_keeps_no_step_busy(rules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    mq = join_first_member("cooperative")
-    monkeypatch.setattr(reconciling, "SETTLING", rules)
-    machine.begin_step(mq.state, mq.now_ms)
-    failed_groups: list[str] = []
-    assert machine.decide_group_changes(mq.state, lambda name, _: failed_groups.append(name)) == []
-    assert (failed_groups, mq.state.list_moving_groups()) == (["g"] * len(rules), set())
 
 
 @pytest.mark.slow
