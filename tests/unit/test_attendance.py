@@ -130,17 +130,6 @@ def test_invalid_beat_keeps_no_member_alive(scene: Scene, body: bytes) -> None:
     assert scene.pass_ms(1) == [("C1", "session")]
 
 
-def test_member_that_has_left_is_not_watched(scene: Scene) -> None:
-    assert scene.attendance.due_in_ms(scene.mq.state) is None
-    scene.join("C1")
-    scene.look()
-    scene.mq.ask(LeaveGroup("g", ["C1"]))
-    assert scene.pass_ms(10_000) == []
-    scene.files.reads.clear()
-    assert scene.pass_ms(10_000) == []
-    assert scene.files.reads == []
-
-
 def test_heartbeat_thread_beats_for_all_its_members_and_leaves_no_object(tmp_path: Path) -> None:
     beats = Beats(FaultyFiles(str(tmp_path)))
     heart = HeartbeatThread(beats, lambda: "abc")
@@ -269,12 +258,3 @@ def test_a_member_that_beats_and_does_not_poll_is_noted_after_half_of_its_interv
     scene.beat("a", "C1", polls=2)
     scene.pass_ms(1_000)
     assert read_note(scene) == []
-
-
-def test_note_of_an_earlier_leader_is_ignored_and_replaced(scene: Scene) -> None:
-    notes = OverdueNotes(scene.files)
-    notes.put(3, 9, b"old")
-    assert notes.read(4) is None
-    notes.put(4, 1, b"new")
-    assert notes.read(4) == b"new"
-    assert scene.files.list("overdue") == ["overdue/0000000004-0000000001"]

@@ -11,12 +11,10 @@ from clocks import HastyClock
 from protocol_harness import letter_bytes
 
 import lakemq
-from lakemq.engine.client import delayed_rows
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.delays import RangeKey
 from lakemq.engine.protocol.values.topics import CreateTopic
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.specs.spec import TableSpec
@@ -95,13 +93,4 @@ def test_reader_catches_up_while_the_leader_goes_on_at_each_table(mq: Connection
     assert {topic.topic for topic in state.topics.values()} == {
         topic.topic for topic in busy.sequencer.state.topics.values()
     }
-    busy.sequencer.resign()
-
-
-def test_ended_delays_are_read_while_the_leader_goes_on_at_each_table(mq: Connection) -> None:
-    busy = Busy(mq)
-    busy.go_on()
-    store = BusyStore(mq.namespace.files, busy)
-    assert delayed_rows.read_ended_ranges(store, HastyClock(), [RangeKey(1, 0, 0)]) == {}
-    assert store.opened == 2, "watermarks and delayed, once each"
     busy.sequencer.resign()

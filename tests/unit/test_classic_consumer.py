@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 from unit.consuming import RecordingListener, add, list_partitions, texts
-from unit.served import new_name, new_topic, read_committed_offset, until
+from unit.served import new_name, new_topic, until
 from unit.test_group_consumer import settle
 
-import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
 from lakemq.errors import IllegalGeneration, UnknownMemberId
@@ -144,14 +143,3 @@ def test_rebalance_does_not_wait_for_a_static_member_that_closed(mq: Connection)
 
 
 # -- the group ----------------------------------------------------------------------------------------------
-
-
-def test_stream_of_available_messages_waits_for_its_partitions(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), create_classic_group(mq, **{"group.initial.rebalance.delay.ms": 1_000})
-    add(mq, topic, {0: 3, 1: 2})
-    with lakemq.connect(mq.namespace.path) as other:
-        stream = other.stream(group, topics=[topic], auto_offset_reset="earliest")
-        row_counts: list[int] = []
-        assert stream.foreach_batch(lambda rows: row_counts.append(rows.num_rows), available_now=True) == 5
-    assert sum(row_counts) == 5
-    assert read_committed_offset(mq, group, topic) == 3

@@ -8,7 +8,6 @@ import json
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,16 +175,6 @@ def test_command_encodes_and_decodes_by_the_schema(lake: Lakemq, mq: Connection)
         assert lake(*command, "--decode", "--print", "%s").stdout.encode() == line
     result = lake("publish", "--topic", "coded", "--encode", stdin=b'{"at": 0, "n": 1, "more": 2}', code=5)
     assert result.stderr.startswith("SCHEMA_MISMATCH: Row 0 does not fit version 1 of the schema of coded")
-
-
-def test_delay_of_old_rows_counts_from_now(lake: Lakemq, mq: Connection) -> None:
-    mq.topics.create("old")
-    line = json.dumps({"v": "old", "t": "2024-05-01T12:00:00Z"}).encode()
-    columns = ["--value-column", "v", "--timestamp-column", "t"]
-    before_ms = time.time_ns() // 1_000_000
-    lake("publish", "--topic", "old", *columns, "--delay-ms", "3600000", stdin=line)
-    (waiting,) = mq.delayed.all("old")
-    assert waiting.first_due_ms >= before_ms + 3_600_000
 
 
 def test_csv_stays_text_and_tells_null_from_empty(lake: Lakemq, mq: Connection, tmp_path: Path) -> None:

@@ -197,6 +197,12 @@ def test_broken_gzip_is_refused(mq: Connection, path: str, tmp_path: Path) -> No
     assert mq.end_offsets("t") == ends
 
 
+def test_empty_files_publish_nothing(path: str) -> None:
+    for format in ("jsonl", "lines", "csv"):
+        result = run(path, "publish", "--topic", "t", "--format", format, "--output", "json")
+        assert (result.exit_code, result.stdout) == (0, "")
+
+
 # -- usage ----------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,14 @@ def test_exported_offsets_are_read_again(mq: Connection, lake: Lakemq, topic: st
     file.write_text(file.read_text(), encoding="utf-8-sig")  # as spreadsheets do
     lake("reset-offsets", one, "--from-file", str(file), "--execute")
     assert offsets(mq, one) == [0, 0]
+
+
+def test_files_that_hold_no_offsets_are_named(lake: Lakemq, tmp_path: Path) -> None:
+    file = tmp_path / "offsets.csv"
+    for line in ("t,0", "t,x,1", "t,0,1\nt,0,2", "other,t,0,1", "g,t,0,1,2", "\ud800"):
+        file.write_bytes(line.encode("utf-8", "surrogatepass"))
+        refusal = lake("reset-offsets", "g", "--from-file", str(file), code=2).stderr
+        assert "offsets.csv" in re.sub(r"[\s│]", "", refusal), line
 
 
 def test_wrong_usage_of_reset_offsets_is_exit_code_2(lake: Lakemq) -> None:

@@ -47,3 +47,10 @@ def test_the_first_message_at_or_after_a_time(mq: Connection) -> None:
     rows = run(mq, topic, "--time", "2023-11-14T22:16:20")
     assert rows == [expected, {"topic": topic, "partition": 1, "offset": None, "timestamp": None}]
     assert run(mq, topic, "--time", "2023-11-14T22:18:00")[0]["offset"] is None
+
+
+def test_wrong_arguments_are_refused(mq: Connection) -> None:
+    topic = new_topic(mq)
+    assert "earliest or latest" in " ".join(run(mq, topic, "--time", "noon", code=2)[0]["error"].split())
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in run(mq, topic, "--partition", "7", code=1)[0]["error"]
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in run(mq, "nothing", code=1)[0]["error"]

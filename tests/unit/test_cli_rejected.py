@@ -3,12 +3,14 @@
 import re
 from itertools import product
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 from unit.served import new_topic
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
+from lakemq.jobs.commands.shared.fields import Columns, rows_table
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +32,11 @@ def test_fields_that_no_line_has_are_refused(mq: Connection) -> None:
         assert (result.exit_code, result.stdout) == (5, ""), part
         assert re.fullmatch(r"INVALID_RECORD: .*'usre'.*\['user'\].*\n", result.stderr), result.stderr
     assert keys(mq, topic) == []
+
+
+def test_digits_are_a_partition() -> None:
+    made = rows_table(pa.table({"n": ["0", "-1", "2147483647"], "value": ["x"] * 3}), 1, Columns(partition="n"))
+    assert made["partition"].to_pylist() == [0, -1, 2**31 - 1]
 
 
 def test_lines_without_a_field_that_others_have_are_published_and_counted(mq: Connection) -> None:

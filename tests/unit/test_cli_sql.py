@@ -129,6 +129,8 @@ def test_any_value_is_json_and_loses_nothing(mq: Connection) -> None:
     parts = ",".join(f'"x{number}":{as_json}' for number, (_, as_json, _) in enumerate(cases))
     assert run(mq, query).stdout == f"{{{parts}}}\n"
     assert run(mq, query, "csv").stdout.splitlines()[1] == ",".join(as_csv for _, _, as_csv in cases)
+    equal_names = "SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a"
+    assert run(mq, equal_names).stdout == '{"a":1,"a_1":2,"a_1_1":3,"a_2":4}\n'
 
 
 def test_statements_may_come_from_stdin(mq: Connection) -> None:
@@ -188,15 +190,6 @@ def test_snapshot_starts_over_when_a_merge_has_removed_the_watermarks_step(
     assert take_snapshot(mq.namespace.store).watermark.step == real(mq.namespace.store).step
 
 
-def test_topic_stats_count_records_and_their_rate(mq: Connection) -> None:
-    query = "SELECT topic, records, records_per_s AS rate, last_timestamp AS last FROM topic_stats ORDER BY topic"
-    found = [json.loads(line) for line in run(mq, query).stdout.splitlines()]
-    assert [(one["topic"], one["records"]) for one in found] == [("flights", 18), ("stamped", 1), ("weather", 1)]
-    # timestamps of 0 to 19 s, two deleted: all that are left are of the newest minute
-    assert found[0]["rate"] == pytest.approx(18 / 60, abs=0.05)
-    assert found[0]["last"].startswith("1970-01-01T00:00:19")
-
-
 @pytest.fixture
 def unprojected(tmp_path: Path) -> Path:
     """A namespace whose only message was decided by a sequencer that ended without projecting it."""
@@ -229,15 +222,8 @@ def test_sql_warns_of_steps_that_are_not_projected(unprojected: Path) -> None:
     assert "--wait" in done.stderr
     done = CliRunner().invoke(app, [*command, "--as-of", str(step)])
     assert (done.exit_code, done.stderr) == (0, "")
-
-
-def test_sql_from_python_returns_the_table_that_the_command_prints(mq: Connection) -> None:
-    query = "SELECT topic, count(*), max(offset) FROM log GROUP BY topic ORDER BY topic"
-    table = mq.sql(query)
-    assert table.column_names == ["topic", "count(*)", "max(offset)"]
-    assert [json.dumps(row) for row in table.to_pylist()] == [
-        json.dumps(json.loads(line)) for line in run(mq, query).stdout.splitlines()
-    ]
+    assert CliRunner().invoke(app, [*command, "--wait", "1", "--as-of", "1"]).exit_code == 2
+    assert json.loads(CliRunner().invoke(app, [*command, "--wait", "60"]).stdout) == {"n": 1}
 
 
 def test_sql_from_python_reads_keys_and_values_as_bytes_and_times_in_utc(mq: Connection) -> None:
@@ -266,6 +252,16 @@ def test_sql_from_python_warns_of_old_tables_and_waits_where_asked(
         caplog.clear()
         assert mq.sql(query).to_pylist() == [{"n": 1}]
         assert not caplog.records
+
+
+def test_sql_from_python_takes_a_time_and_refuses_what_is_no_query(mq: Connection) -> None:
+    query = "SELECT topic, max(offset) FROM log GROUP BY topic ORDER BY topic"
+    assert mq.sql(query, as_of=datetime.now(UTC)) == mq.sql(query)
+    assert mq.sql(query, as_of=datetime(2001, 1, 1)).num_rows == 0
+    wrong: Any
+    for wrong in ("SELEC 1", "", 7):
+        with pytest.raises(InvalidRequest):
+            mq.sql(wrong)
 
 
 def test_counts_of_offsets_records_and_committed_records_differ(tmp_path: Path) -> None:

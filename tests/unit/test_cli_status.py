@@ -1,6 +1,5 @@
 """`lakemq status`: its figures are those of the commands, and the live page follows the namespace."""
 
-import io
 import json
 import os
 import pty
@@ -19,7 +18,7 @@ from unit.served import new_name, new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
-from lakemq.jobs.commands.shared.message_format import FormatPrinter, parse_format
+from lakemq.jobs.commands.shared.message_format import parse_format
 from lakemq.jobs.status import read_status, take_sample, topic_rows
 from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.leader_locks import StandbySigns
@@ -249,16 +248,6 @@ def test_a_terminal_gets_no_control_characters_of_messages() -> None:
     assert render("%s", row) == NOT_UTF8
     assert b"\x1b" not in render("%s", row, escape=True)
     assert render(r"%s\n", (*ROW[:5], "ä\x1b".encode(), None), escape=True) == "ä\\x1b\n".encode()
-
-
-def test_bytes_come_out_as_they_went_in(mq: Connection) -> None:
-    topic, printed = new_topic(mq), io.BytesIO()
-    with mq.producer() as producer:
-        producer.send(topic, NOT_UTF8, key=b"k\xfe", timestamp_ms=1_700_000_000_123, headers=[("h", b"\xfd")])
-        producer.send(topic, None)
-    printer = FormatPrinter(r"%o %T %k=%s %h;", printed)
-    printer.write(mq.fetch(topic).to_arrow().slice(0, 1))
-    assert printed.getvalue() == b"0 1700000000123 k\xfe=" + NOT_UTF8 + b" h=\xfd;"
 
 
 def run_pipe(mq: Connection, *arguments: str, stdin: bytes = b"", code: int = 0) -> Result:

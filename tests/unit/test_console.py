@@ -90,12 +90,6 @@ def test_the_overview_says_what_sql_says(busy: BusyNamespace, browser: Browser) 
     assert (shown["due within 5 min"], shown["due within 60 min"]) == ("0", "1")
 
 
-def test_the_charts_of_the_overview_count_all_messages_of_the_hour(busy: BusyNamespace, browser: Browser) -> None:
-    (total,) = re.findall(r'aria-label="Messages per minute[^"]*, ([\d,]+) in all"', browser.get("/"))
-    (row,) = read_sql(busy, "SELECT sum(record_count) AS n FROM segments WHERE kind = 'data'")
-    assert total == str(row["n"])
-
-
 def test_a_topic_shows_its_partitions_and_readers(busy: BusyNamespace, browser: Browser) -> None:
     page = browser.get("/topic", name=ORDERS)
     described = busy.mq.topics.describe(ORDERS)
@@ -190,15 +184,6 @@ def test_names_of_a_visitor_are_shown_and_never_run(browser: Browser) -> None:
     assert "<img" not in page
 
 
-def test_delayed_messages_are_counted_per_minute(busy: BusyNamespace, browser: Browser) -> None:
-    page = browser.get("/delayed")
-    (info,) = busy.mq.delayed.all()
-    assert table_rows(page, "Topics")[0][:2] == [ORDERS, str(info.messages)]
-    assert re.search(r'aria-label="Due per minute, next hour: at most 1 messages, 1 in all"', page)
-    (row,) = table_rows(page, "Due next")
-    assert row[:3] == [ORDERS, str(read_sql(busy, "SELECT partition FROM pending_delayed_rows")[0]["partition"]), "d"]
-
-
 def test_an_open_transaction_is_shown_with_what_it_holds_up(browser: Browser) -> None:
     (row,) = table_rows(browser.get("/transactions", state="Ongoing"), "Transactional ids")
     assert (row[0], row[1], row[5]) == ("shipper", "Ongoing", "shipped-0")
@@ -246,6 +231,21 @@ def test_a_query_that_takes_too_long_is_stopped(busy: BusyNamespace) -> None:
     assert "stopped after 0.3 s" in notices(page)[0]
 
 
+@pytest.mark.extended
+def test_a_long_result_is_cut(browser: Browser) -> None:
+    page = browser.submit(browser.get("/sql"), "/sql", text="SELECT * FROM range(5000)")
+    assert len(table_rows(page, "Result")) == 1_000
+    assert "The result has more rows. The first 1,000 are shown." in notices(page)
+
+
+@pytest.mark.extended
+def test_delayed_page_reads_files_within_the_limits_of_a_query(busy: BusyNamespace) -> None:
+    with open_browser(busy.mq, query_timeout_s=0.0) as hasty:
+        page = hasty.get("/delayed")
+    assert table_rows(page, "Topics")[0][0] == ORDERS
+    assert "The query was stopped after 0 s" in " ".join(notices(page))
+
+
 def test_doctor_page_examines_when_its_form_is_sent(browser: Browser) -> None:
     checks = table_rows(browser.submit(browser.get("/doctor"), "/doctor"), "Checks")
     assert {"sequencer", "mailbox", "data files"} <= {row[0] for row in checks if row[1] == "ok"}
@@ -274,12 +274,6 @@ def test_inputs_that_a_page_does_not_take_are_refused(browser: Browser) -> None:
         page = browser.get(path, 400, **{**PLACES.get(path, {}), "since": "02:10"})
         expected = ", ".join(PAGES[path].inputs) or "none"
         assert f"There is no input 'since' here. Expected: {expected}." in " ".join(notices(page)), path
-
-
-def test_a_page_refreshes_only_as_often_as_offered(browser: Browser) -> None:
-    assert '<meta http-equiv="refresh" content="15">' in browser.get("/", refresh="15")
-    for text in ("0", "1", "15;url=//x", "²"):
-        assert "http-equiv" not in browser.get("/", refresh=text)
 
 
 def test_pages_refresh_as_was_chosen_on_one_of_them(browser: Browser) -> None:

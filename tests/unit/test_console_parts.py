@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakemq.jobs.console.parts import (
-    MOST_ROWS,
     Field,
     Form,
     Link,
@@ -104,10 +103,3 @@ def test_pages_escape_invisible_characters_wherever_text_stands_and_forms_keep_t
     shown = re.sub('value="[^"]*"', "", html)
     assert "\u202e" not in shown
     assert html.count(f'value="{name}"') == 2
-
-
-def test_a_table_shows_a_bounded_number_of_rows() -> None:
-    template = make_templates().from_string('{% import "parts.html" as draw %}{{ draw.table(table) }}')
-    page = template.render(table=Table("T", ("n",), [[n] for n in range(MOST_ROWS + 7)]))
-    assert page.count("<td") == MOST_ROWS
-    assert "7 more rows are not shown." in page

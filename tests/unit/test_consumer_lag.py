@@ -86,23 +86,6 @@ def test_lag_excludes_messages_acknowledged_past_the_committed_offset(
     )
 
 
-def test_lag_includes_rejected_and_returned_messages(story: Story) -> None:
-    story.tell({"ack": {"t-0": "2-9"}})
-    story.tell({"reject": {"t-0": 0}})
-    story.tell({"nack": {"t-0": 1}})
-    expected_lag = ("g", "t", 0, read_committed_offset(story), "committed", 2, 0)
-    assert query_lags(story.mq) == compute_lags(story.mq) == [expected_lag]
-
-
-def test_offsets_behind_an_open_transaction_are_left_unless_they_are_acknowledged(story: Story) -> None:
-    story.tell({"who": "A", "init": "x"})
-    story.tell({"who": "A", "publish": {"t-0": 6}})
-    story.tell({"acquire": "C1"})
-    story.tell({"ack": {"t-0": ["8-13"]}})
-    expected_lag = ("g", "t", 0, read_committed_offset(story), "committed", 10, 0)
-    assert query_lags(story.mq) == compute_lags(story.mq) == [expected_lag]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("reset", "next_offset", "counted_from", "deleted"),
@@ -131,20 +114,6 @@ def test_lag_before_the_first_commit_counts_from_where_the_group_begins(
     story.tell({"commit_offsets": {"t-0": 12}, "member": "C1"})
     assert query_lags(story.mq) == compute_lags(story.mq) == [("g", "t", 0, 12, "committed", 3, deleted), rest]
     assert describe_group(story.mq.state, "g", -1, 0).lag_counted_from == ["committed", counted_from]
-
-
-def test_lag_with_offsets_only_in_an_open_transaction_counts_from_the_log_start() -> None:
-    story = Story()
-    for line in (
-        {"create": {"t": 1}},
-        {"publish": {"t-0": 4}},
-        {"who": "A", "init": "x"},
-        {"who": "A", "commit_offsets": {"t-0": 2}},
-    ):
-        story.tell(line)
-    (row,) = list_partition_lags(story.mq.state, "g")
-    assert (row.committed_offset, row.next_offset, row.counted_from, row.lag) == (None, 0, "log_start", 4)
-    assert row.pending == "x"
 
 
 @pytest.mark.slow

@@ -38,6 +38,11 @@ def test_session_shorter_than_three_heartbeats_logs_a_warning(
     assert ("third of the session" in caplog.text) == warns
 
 
+def test_session_as_short_as_a_heartbeat_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="less than 6000 ms"):
+        read_member_options(["t"], QUEUE, {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 6_000})
+
+
 def test_assignor_is_a_name_or_a_list_in_order_of_preference() -> None:
     for assignor, assignors in (
         (None, []),

@@ -17,7 +17,6 @@ from lakemq.engine.namespace.data_file import (
     file_name,
     new_file_id,
     read_file_facts,
-    read_footer,
     write_data_file,
 )
 from lakemq.engine.namespace.data_file_reader import open_data_file, verify_files
@@ -255,12 +254,3 @@ def test_a_wrong_footer_in_one_request_does_not_refuse_another(mq: Connection) -
     with pytest.raises(FileMissing, match="rewritten or damaged"):
         publish(mq, topic, wrong)
     assert mq.end_offsets(topic) == {0: 3}
-
-
-def test_a_footer_larger_than_the_first_read_is_read_whole(tmp_path: Path) -> None:
-    wide = pa.table({f"a column with a rather long name, the {i}th": [i] for i in range(400)})
-    pq.write_table(wide, tmp_path / "wide.parquet")
-    with pa.OSFile(str(tmp_path / "wide.parquet")) as source:
-        footer = read_footer(source)
-        assert (footer.parse().num_columns, footer.size_bytes) == (400, source.size())
-        assert read_footer(source).hash == footer.hash

@@ -56,6 +56,8 @@ def test_rejected_message_becomes_a_dead_letter_with_its_cause(mq: Connection) -
             producer.send(topic, f"m{n}", key="k", headers=[("trace", b"1"), ("trace", None)])
     with member(mq, topic, group) as consumer:
         messages = take_messages(consumer, 4)
+        with pytest.raises(InvalidRequest, match="error"):
+            consumer.reject([], error=5)  # type: ignore[arg-type]
         consumer.reject(messages[1:3], error="no such \udcff customer")
         consumer.ack([messages[0], messages[3]])
         consumer.flush()
@@ -128,6 +130,24 @@ def test_expired_message_of_a_dead_letter_topic_shifts_no_cause(mq: Connection) 
     assert mq.dead_letters.all(letters)["value"].to_pylist() == [b"a", b"c"]
 
 
+@pytest.mark.extended
+def test_dying_messages_are_deleted_with_their_records(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    dead = reject_all(mq, topic, ["a", "b", "c"])
+    with member(mq, dead, group) as consumer:
+        consumer.reject(take_messages(consumer, 3))
+        consumer.flush()
+        assert consumer.lag() == {(dead, 0): 3}
+        for before, expected_lag in ((2, 1), (3, 0)):
+            mq.topics.delete_records(dead, {0: before})
+            until(
+                lambda expected_lag=expected_lag: bool(
+                    not consumer.poll() and consumer.lag() == {(dead, 0): expected_lag}
+                )
+            )
+    assert mq.groups.describe(group).lag == 0
+
+
 # -- redriving ----------------------------------------------------------------------------------------------
 
 
@@ -192,6 +212,7 @@ def test_redriven_and_purged_dead_letters_are_not_listed(mq: Connection) -> None
     assert mq.dead_letters.redrive(dead, "value IN ('b', 'c')") == Redriven(1)
     remaining = mq.dead_letters.all(dead)
     assert remaining.column("value").to_pylist() == [b"a", b"d"]
+    assert mq.dead_letters.all(dead, limit=1).column("value").to_pylist() == [b"a"]
     assert remaining.schema.equals(COLUMNS)
     assert mq.dead_letters.counts(dead) == [of_all._replace(messages=2)]
     assert mq.dead_letters.purge(dead) == 2
@@ -317,6 +338,31 @@ def test_search_finds_no_message_in_markers_and_aborted_or_open_transactions(mq:
     # 0, 1 committed, 2 marker, 3, 4 aborted, 5 marker, 6 plain, 7 open
     assert _offsets(found_by_isolation[True]) == ([0, 1, 6], [2, 3, 5])
     assert _offsets(found_by_isolation[False]) == ([0, 1, 3, 6, 7], [2, 5])
+
+
+@pytest.mark.extended
+def test_search_ends_after_so_many_segments_and_says_where(mq: Connection) -> None:
+    """A step that decides about the findings stays short, however many there are."""
+    topic = new_topic(mq)
+    for n in range(3):
+        mq.publish(topic, pa.table({"value": [f"{n}", f"{n}"]}))
+    topic_id = mq.topics.describe(topic).topic_id
+    every_second = DyingMessages("g", topic_id, 0, tuple((offset, 1) for offset in range(0, 6, 2)), True)
+    all_of_it = DyingMessages("h", topic_id, 0, ((0, 6),), True)
+
+    def find_offsets(*dying: DyingMessages, most: int) -> list[tuple[list[int], int]]:
+        return [
+            (_offsets(dying_found)[0], end)
+            for dying_found, end in find_dying(mq.namespace.store, new_file_id, dying, most)
+        ]
+
+    until(lambda: find_offsets(all_of_it, most=9) == [([0, 1, 2, 3, 4, 5], 6)])
+    assert find_offsets(all_of_it, most=2) == [([0, 1, 2, 3], 4)]
+    assert find_offsets(all_of_it.cut_before(4), most=2) == [([4, 5], 6)]
+    assert find_offsets(all_of_it.cut_before(3), most=2) == [([3, 4, 5], 6)]
+    assert find_offsets(every_second, all_of_it, most=2) == [([0, 2], 3)]
+    assert find_offsets(every_second, all_of_it, most=3) == [([0, 2, 4], 5)]
+    assert find_offsets(every_second, all_of_it, most=4) == [([0, 2, 4], 5), ([0, 1], 2)]
 
 
 def _offsets(dying_found: DyingFound) -> tuple[list[int], list[int]]:

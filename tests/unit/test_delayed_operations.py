@@ -1,6 +1,6 @@
 """Delayed messages over restarts, in views and for the commands: each has a namespace of its own."""
 
-from contextlib import suppress
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.jobs.cli import app
+from lakemq.jobs.release_delayed import release, sentence
 from lakemq.tables.specs.messages import DELAYED
 from lakemq.testing import MovableClock
 
@@ -77,35 +78,6 @@ def test_views_show_waiting_and_ended_delays(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_delayed_history_counts_each_message_by_its_outcome(tmp_path: Path) -> None:
-    """Ten messages of one range: seven are cancelled, one is rescheduled, two are released."""
-    clock = MovableClock()
-    with served(tmp_path, clock) as mq:
-        topic = create_quick_topic(mq)
-        due_ms = now_ms() + 100_000
-        receipts = mq.publish(topic, pa.table({"value": list("abcdefghij")}), deliver_at=due_ms).receipts()
-        texts = receipts.column("receipt").to_pylist()
-        assert mq.delayed.cancel_all(texts[1:8]) == ["cancelled"] * 7
-        assert mq.delayed.reschedule(texts[9], delay_ms=10**9).outcome == "rescheduled"
-        clock.ahead_ms += 100_000
-        wait_for_messages(mq, topic, 2)
-        doomed = create_quick_topic(mq)
-        mq.publish(doomed, pa.table({"value": ["x", "y"]}), delay_ms=10**9)
-        with suppress(ZeroDivisionError), mq.transaction("etl") as transaction:
-            transaction.publish(topic, pa.table({"value": ["z"]}), delay_ms=10**9)
-            raise ZeroDivisionError
-        mq.topics.delete(doomed)
-    with served(tmp_path) as mq:
-        history = (
-            f"SELECT state, sum(messages) FROM delayed_history WHERE topic IN ('{topic}', '{doomed}') GROUP BY state"
-        )
-        counts = {(state, int(count)) for state, count in run_sql(mq, history)}
-        assert counts == {("released", 2), ("cancelled", 7 + 2), ("rescheduled", 1), ("aborted", 1)}
-        late = run_sql(mq, f"SELECT late_ms FROM delayed_history WHERE topic = '{topic}' AND state = 'released'")
-        assert all(late_ms >= 0 for (late_ms,) in late)
-
-
-@pytest.mark.extended
 def test_release_job_releases_due_messages_and_prints_what_is_next(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     with lakemq.connect(path, create=True, config=CONFIG) as mq, mq.serving():
@@ -127,6 +99,24 @@ def test_release_job_releases_due_messages_and_prints_what_is_next(tmp_path: Pat
         mq.delayed.schedule(topic, "then", deliver_at=now_ms() + 4_000)
         assert run("--until", str(now_ms() + 4_300)).startswith("1 messages released")
         assert values(mq, topic)[-1] == "then"
+
+
+@pytest.mark.extended
+def test_watching_release_job_prints_each_release_until_stopped(tmp_path: Path) -> None:
+    stop, sentences = threading.Event(), list[str]()
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        watching = threading.Thread(
+            target=release, args=(mq, None, True, stop, lambda progress: sentences.append(sentence(progress)))
+        )
+        watching.start()
+        topic = create_quick_topic(mq)
+        for count in (1, 2):
+            mq.publish(topic, pa.table({"value": ["x"]}), delay_ms=50)
+            until(lambda count=count: len(sentences) >= count)  # type: ignore[misc]
+        stop.set()
+        watching.join()
+    assert [line.split(",")[0] for line in sentences] == ["1 messages released"] * 2 + ["2 messages released"]
+    assert sentences[-1].endswith("none wait")
 
 
 @pytest.mark.extended

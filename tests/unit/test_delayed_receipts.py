@@ -146,10 +146,6 @@ def test_row_published_to_a_destination_has_one_receipt(mq: Connection) -> None:
     assert not any(mq.delayed.all(topic) for topic in topics)
 
 
-def test_messages_without_a_delay_have_no_receipts(mq: Connection) -> None:
-    assert mq.publish(new_topic(mq), pa.table({"value": ["a"]})).receipts().num_rows == 0
-
-
 @pytest.mark.slow
 @pytest.mark.extended
 def test_cancel_where_cancels_matching_messages(mq: Connection) -> None:

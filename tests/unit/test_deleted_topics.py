@@ -10,8 +10,7 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
-from lakemq.engine.protocol.values.transactions import EndTransaction
+from lakemq.engine.protocol.values.topics import CreateTopic, DeleteTopic
 from lakemq.tables.specs.registry import BY_NAME
 
 
@@ -55,17 +54,3 @@ def test_whole_merge_removes_the_rows_of_a_deleted_topic(mq: Harness, size: int)
         name: [2] for name in remaining
     }
     assert plain(restored(mark_of(state), {**tables, **remaining})) == plain(mq.state)
-
-
-def test_a_snapshot_shares_topics_and_stays_as_it_is(mq: Harness) -> None:
-    snapshot = mq.state.snapshot()
-    assert all(snapshot.topics[topic_id] is topic for topic_id, topic in mq.state.topics.items())
-    before = plain(snapshot)["topics"]
-    ref = mq.begin("etl")
-    mq.one(mq.produce({0: 2}, "u", transaction=ref))
-    mq.one(DeleteRecords("u", {0: 1}))
-    mq.one(AlterTopic("u", {"retention.ms": 1}, 3, ["x/>"]))
-    mq.one(EndTransaction(ref, True, 1))
-    assert plain(snapshot)["topics"] == before
-    assert snapshot.topics[1] is mq.state.topics[1]
-    assert snapshot.topics[2] is not mq.state.topics[2]

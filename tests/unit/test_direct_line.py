@@ -24,15 +24,13 @@ from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
 from lakemq.engine.protocol.errors import ClientEnded, RequestTimedOut
 from lakemq.engine.protocol.values.clients import Answer, Letter
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
-from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated
 from lakemq.engine.sequencer.letters.line_opener import open_term_lines
 from lakemq.engine.sequencer.letters.line_table import LineLetter
 from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox, MailboxFull
-from lakemq.tables.storage.coordination.sockets import identify_folder, line_name, remove_older_lines
-from lakemq.tables.storage.object_stores.files import LocalFiles
+from lakemq.tables.storage.coordination.sockets import identify_folder, line_name
 from lakemq.testing import MovableClock
 
 
@@ -57,15 +55,6 @@ def test_letters_go_on_the_line_of_a_leader_that_serves(mq: Connection, monkeypa
     assert values(mq, topic) == [str(number) for number in range(20)]
     assert by_mailbox == []
     assert not os.path.exists(os.path.join(mq.namespace.path, "replies", other.requester._client_id))
-
-
-def test_leader_removes_line_objects_of_older_leaders_only(tmp_path: Path) -> None:
-    files = LocalFiles(str(tmp_path))
-    names = [line_name(1), f"{line_name(1)}-ab.sock", line_name(2), f"{line_name(2)}-ab.sock", line_name(3)]
-    for name in names:
-        files.put(name, b"", durable=False)
-    remove_older_lines(files, 2)
-    assert sorted(files.list("line")) == names[2:]
 
 
 @pytest.mark.slow
@@ -399,34 +388,6 @@ def test_a_letter_whose_answer_is_lost_before_a_long_sleep_is_decided_once(led: 
         answered.result(10)
     assert len(sequencer.state.producers) == 1
     requester.close()
-
-
-def test_a_leader_that_resigns_closes_its_lines_before_it_projects(
-    led: tuple[Connection, Sequencer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Projecting may take long, and no letter is decided meanwhile."""
-    mq, sequencer = led
-    term = sequencer._term
-    assert term is not None
-    line = DirectLine(mq.namespace.files, mq.namespace.namespace_id, MovableClock())
-    answers: list[tuple[bool, Answer | None]] = []
-    body = letter_of("c1", 1, new_name("t"))
-    sender = threading.Thread(target=lambda: answers.append(line.exchange("c1", 1, body, 30_000)))
-    sender.start()
-    until(lambda: term.lines is not None and bool(term.lines.table._inbox))
-    drain, has_ended_first = term.background.drain, []
-
-    def drain_slowly(state: State) -> None:
-        if not has_ended_first:
-            sender.join(1)
-            has_ended_first.append(not sender.is_alive())
-        drain(state)
-
-    monkeypatch.setattr(term.background, "drain", drain_slowly)
-    sequencer.resign()
-    sender.join()
-    assert answers == [(True, None)]
-    assert has_ended_first == [True]
 
 
 def letter_of(client_id: str, number: int, topic: str) -> bytes:

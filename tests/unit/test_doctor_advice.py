@@ -26,6 +26,7 @@ from lakemq.errors import NamespaceError, TableDamaged
 from lakemq.jobs.cli import app
 from lakemq.jobs.doctor.examination import examine
 from lakemq.jobs.doctor.namespace import Finding
+from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up"), pytest.mark.extended]
 
@@ -68,14 +69,6 @@ def run(*arguments: str) -> Result:
 def restore(healthy: Path, path: Path) -> None:
     shutil.rmtree(path)
     shutil.copytree(healthy, path)
-
-
-def test_init_as_advised_creates_a_missing_namespace(tmp_path: Path) -> None:
-    path = tmp_path / "mq"
-    (command,) = parse_commands(find_problems(path)["namespace"])
-    assert command == ["--path", str(path), "init"]
-    run(*command)
-    assert not find_problems(path)
 
 
 def truncate_journal(path: Path) -> None:
@@ -151,6 +144,20 @@ def test_a_table_that_is_missing_is_restored(healthy: Path, path: Path, table: s
     assert not find_problems(path)
 
 
+@pytest.mark.parametrize("table", ["journal", "groups"])
+def test_a_newer_table_needs_a_newer_version(path: Path, table: str) -> None:
+    entry = path / table / "_delta_log/00000000000000000000.json"
+    content = entry.read_text()
+    entry.write_text(content.replace(f'"{VERSION_PROPERTY}":"{SCHEMA_VERSION}"', f'"{VERSION_PROPERTY}":"9"'))
+    finding = find_problems(path)["namespace"]
+    assert "init" not in finding.mend
+    assert "version" in finding.mend
+    assert "schema version 9" in finding.found
+    assert finding.found.startswith("NEWER_FORMAT: ") == (table == "journal")
+    entry.write_text(content)
+    assert not find_problems(path)
+
+
 @pytest.mark.parametrize("table", nightly_but(["topics", "watermarks"], ["topics", "partitions", "watermarks"]))
 def test_rows_deleted_by_others_are_named_and_restored(healthy: Path, path: Path, table: str) -> None:
     with ignore_protocol(path / table) as copy:
@@ -220,3 +227,21 @@ def test_missing_data_files_are_put_back_or_given_up_as_advised(healthy: Path, p
     with Connection(open_namespace(str(path))) as mq:
         for topic in ("t", "u"):
             assert len(list(mq.fetch(topic))) == mq.fetch(topic).record_count
+
+
+def test_maintenance_by_others_needs_no_backup(path: Path) -> None:
+    with ignore_protocol(path / "segments") as copy:
+        DeltaTable(copy).optimize.z_order(["topic_id"])
+    finding = find_problems(path)["foreign commits"]
+    assert "backup" not in finding.mend
+    assert set(find_problems(path)) == {"foreign commits"}
+
+
+def test_a_bad_settings_file_is_mended(path: Path) -> None:
+    settings = path.with_name("lakemq.yaml")
+    settings.write_text("lease.m: 500\n")
+    finding = find_problems(path, conf=str(settings))["settings"]
+    assert finding.found.startswith(f"INVALID_CONFIG: In {settings}: Unknown parameter")
+    assert "--conf" in finding.mend
+    settings.write_text("lease.ms: 500\n")
+    assert not find_problems(path, conf=str(settings))

@@ -118,23 +118,6 @@ def test_message_that_stays_dying_holds_up_no_later_one(queue: Harness) -> None:
     assert tables.lookups[-1][0].ranges == ((0, 6),)
 
 
-def test_search_is_repeated_when_a_topic_is_created(queue: Harness) -> None:
-    clock, tables = ManualClock(), Tables()
-    letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
-    letters.take_findings(queue.state)
-    assert letters.take_findings(queue.state)  # and finds nothing
-    clock.sleep(1_000)
-    assert not letters.is_working(queue.state)
-    queue.create("u", 1)
-    due_in_ms = letters.due_in_ms(queue.state)
-    assert due_in_ms is not None
-    assert due_in_ms < 1_000
-    for _ in range(3):
-        findings = letters.take_findings(queue.state)
-    assert len(findings) == 1
-    assert not letters.is_working(queue.state)
-
-
 def test_next_search_goes_on_where_the_last_one_ended(queue: Harness) -> None:
     reject(queue, 2, kept_count=1)
     clock, tables = ManualClock(), Tables()

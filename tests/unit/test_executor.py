@@ -20,13 +20,6 @@ def make_writer(root: Path, partition_count: int) -> WriteMessages:
     return WriteMessages(str(root), {}, (Destination("t", (Copy(partition_count, "xxhash64", 1000, (0,)),)),))
 
 
-def test_tasks_with_single_keyless_rows_use_several_partitions(tmp_path: Path) -> None:
-    write = make_writer(tmp_path, 8)
-    partitions = [ranges.column("partition")[0].as_py() for _ in range(64) for ranges in write(iter([rows([None])]))]
-    assert len(partitions) == 64
-    assert len(set(partitions)) > 1
-
-
 def test_keyless_rows_go_round_the_partitions_across_batches(tmp_path: Path) -> None:
     (ranges,) = make_writer(tmp_path, 4)(iter([rows([None] * 6), rows([None] * 6)]))
     assert ranges.column("partition").to_pylist() == [0, 1, 2, 3]

@@ -14,7 +14,7 @@ import pytest
 
 import lakemq
 from lakemq.engine.namespace.load import load_state, read_watermark
-from lakemq.engine.namespace.waiting_rows import LaterRanges, WaitingRows
+from lakemq.engine.namespace.waiting_rows import LaterRanges
 from lakemq.engine.protocol.values.state import State
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.native_calls import Workers
@@ -63,21 +63,3 @@ def test_ranges_take_few_bytes_each(store: Store) -> None:
     assert peak < PEAK_BYTES
     sizes = [block.size_bytes for block in state.delays.ranges.packed.blocks]
     assert sum(sizes) < 10 * COUNT
-
-
-def test_start_reads_only_the_near_hours(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row group has 16,384 rows. In a table that is sorted by hour, the first hour is in the first of them."""
-    counts: list[int] = []
-    read = WaitingRows.read
-
-    def count_rows(self: WaitingRows, first_hour: int | None = None, last_hour: int | None = None) -> Iterator[Any]:
-        for rows in read(self, first_hour, last_hour):
-            if first_hour is None:
-                counts.append(rows.num_rows)
-            yield rows
-
-    monkeypatch.setattr(WaitingRows, "read", count_rows)
-    state, later = load(store)
-    later.stop()
-    assert 0 < sum(counts) < COUNT // 1000
-    assert state.delays.ranges.packed

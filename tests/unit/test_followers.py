@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from clocks import ManualClock
 from unit.line_peers import PATIENCE_S
 from unit.served import CONFIG, new_name, new_topic
 from unit.test_direct_line import letter_of
@@ -302,17 +301,3 @@ def test_an_answer_ends_a_wait_for_steps(tmp_path: Path, is_watched: bool) -> No
     assert time.monotonic() - began_s < SOON_S
     answering.join()
     waiter.close()
-
-
-def test_waiter_on_a_watched_folder_looks_once_a_second(tmp_path: Path) -> None:
-    """Whatever `poll_ms` is: the system tells of steps, and an event of answers."""
-    clock, news = ManualClock(), threading.Event()
-    line: Any = SilentLine()
-    waiter = StepWaiter(lambda: inotify.watch(str(tmp_path)), clock, line, lambda: 1, lambda: 0, news)
-    end_ms, look_count = clock.ms + 60_000, 0
-    while clock.ms < end_ms:
-        waiter.reset()
-        look_count += 1
-        waiter.wait(20, end_ms - clock.ms)
-    waiter.close()
-    assert look_count <= 60

@@ -7,8 +7,7 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +16,6 @@ from unit.served import new_name, new_topic, run_in_thread, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import IllegalState
 
@@ -133,27 +131,6 @@ def test_live_objects_are_not_pickled_and_their_results_are(mq: Connection):
         consumer.ack(batch)
         for result in (list(batch), batch.to_arrow(), published, mq.topics.describe(topic)):
             assert pickle.loads(pickle.dumps(result)) == result
-
-
-def test_child_that_leaves_a_transaction_keeps_its_own_error(mq: Connection):
-    topic = new_topic(mq)
-
-    def leave() -> None:
-        with end_transaction(transaction):
-            raise KeyboardInterrupt("as it wants")
-
-    with mq.transaction(new_name("fork")) as transaction:
-        transaction.publish(topic, ROWS)
-        assert run_in_fork(leave) == "KeyboardInterrupt: as it wants"
-    assert values(mq, topic) == ["x"]
-
-
-@contextmanager
-def end_transaction(transaction: TransactionScope) -> Iterator[None]:
-    """End a block that was entered before the fork."""
-    with ExitStack() as stack:
-        stack.push(transaction)
-        yield
 
 
 def test_close_in_a_child_ends_nothing_of_its_parent(mq: Connection):

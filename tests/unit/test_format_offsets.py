@@ -1,6 +1,5 @@
 """The end offsets of a stream's next batch."""
 
-import json
 from typing import Any
 
 import pytest
@@ -38,15 +37,6 @@ def test_partitions_share_a_batch_in_proportion_to_their_messages() -> None:
     assert limit_ranges(ranges, 1) == {"t": {0: 1, 1: 5, 2: 7}}
 
 
-def test_text_of_an_offset_does_not_depend_on_the_order_of_topics() -> None:
-    offset = StreamOffset({"b": {10: 1, 9: 2}, "a": {0: 3}}, {"b": 2, "a": 1}, {"a": {0: 0}})
-    other = StreamOffset({"a": {0: 3}, "b": {9: 2, 10: 1}}, {"a": 1, "b": 2}, {"a": {0: 0}})
-    text = json.dumps(offset.to_json())
-    assert text == json.dumps(other.to_json())
-    assert text.startswith('{"offsets": {"a": {"0": 3}, "b": {"9": 2, "10": 1}}')
-    assert StreamOffset.of(json.loads(text)) == offset
-
-
 @pytest.mark.parametrize(
     "stored",
     [
@@ -69,10 +59,3 @@ def test_deleted_offsets_take_no_room_in_a_batch() -> None:
     ranges = find_available_ranges(StreamOffset({"t": {0: 5, 1: 0}}, {"t": 1}), logs)
     assert ranges == {("t", 0): (1000, 1008), ("t", 1): (0, 8)}
     assert limit_ranges(ranges, 4) == {"t": {0: 1002, 1: 2}}
-
-
-def test_log_that_lost_its_end_continues_where_it_ends() -> None:
-    start = StreamOffset({"t": {0: 50, 1: 50}}, {"t": 1})
-    # an earlier batch read offsets of partition 1 that are not committed yet
-    logs = {"t": {0: Bounds(1, 0, 8, 9), 1: Bounds(1, 0, 8, 60)}}
-    assert find_available_ranges(start, logs) == {("t", 0): (8, 8), ("t", 1): (50, 50)}

@@ -56,13 +56,6 @@ def test_one_time_precedes_times_by_partition_and_these_precede_offsets() -> Non
     assert parse_stream_options(settings).start == OffsetBound(time_ms=5, fallback="latest")
 
 
-def test_limits_of_a_stream_are_numbers_and_a_duration() -> None:
-    options = parse_stream_options(
-        {**READ, "maxOffsetsPerTrigger": "100", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "30s"}
-    )
-    assert (options.max_offsets, options.min_offsets, options.max_trigger_delay_ms) == (100, 10, 30_000)
-
-
 def test_credentials_reach_the_store_and_are_not_shown() -> None:
     location = parse_batch_options({**READ, "storage.aws_secret_access_key": "hush"}).location
     assert location.storage_options == {"AWS_SECRET_ACCESS_KEY": "hush"}

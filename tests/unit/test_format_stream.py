@@ -16,6 +16,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.format.stream import StreamReader
 from lakemq.errors import (
     InconsistentClusterId,
+    LakeMQError,
     OffsetOutOfRange,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -281,3 +282,14 @@ def test_group_gets_the_offsets_of_a_finished_batch(mq: Connection, topic: str, 
         assert read_committed_offset(mq, group, topic) == 2
         assert stream.batch() is None
         assert read_committed_offset(mq, group, topic) == 3
+
+
+def test_group_with_members_refuses_offsets_of_a_stream(mq: Connection, topic: str, group: str, query: Any) -> None:
+    send(mq, topic, "a")
+    with (
+        mq.consumer(group, topics=[topic], protocol="cooperative"),
+        query(subscribe=topic, startingOffsets="earliest", **{"group.id": group}) as stream,
+    ):
+        stream.batch()
+        with pytest.raises(LakeMQError):
+            stream.batch()

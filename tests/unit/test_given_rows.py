@@ -134,6 +134,8 @@ def test_columns_are_found_in_any_case_and_misspelt_ones_are_named(
     mq.publish(topic, pa.table({"v": ["v"], "keyes": ["k"]}), value="V")
     assert "The column keyes is not published. If it is the key of the messages" in caplog.text
     assert [(message.key, message.value) for message in mq.fetch(topic)] == [(b"k", b"v"), (None, b"v")]
+    with pytest.raises(InvalidRecord, match="a column twice"):
+        mq.publish(topic, pa.table([pa.array(["v"]), pa.array(["w"])], names=["value", "value"]))
     with pytest.raises(InvalidRecord, match="in other cases"):
         mq.publish(topic, pa.table({"value": ["v"], "Key": ["k"], "KEY": ["k"]}))
 

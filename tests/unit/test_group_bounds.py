@@ -30,7 +30,6 @@ from lakemq.engine.protocol.values.offsets import (
     FetchOffsets,
     OffsetCommit,
     OffsetsChanged,
-    OffsetsFetched,
     ResetOffsets,
     ResetPartition,
 )
@@ -102,14 +101,6 @@ def test_reset_of_too_many_offsets_is_refused(mq: Harness, monkeypatch: pytest.M
     assert isinstance(mq.one(ResetOffsets("g", "earliest", 0, [ResetPartition("t")])), OffsetsChanged)
     refused = mq.refused(ResetOffsets("g", "earliest", 0, [ResetPartition("t"), ResetPartition("s")]))
     assert (refused.error, refused.found, refused.expected) == ("INVALID_REQUEST", 3, "at most 2")
-
-
-def test_fetched_offsets_name_the_id_of_their_topic(mq: Harness) -> None:
-    """A consumer checks by it whether the offset belongs to the topic that it reads."""
-    mq.one(CommitOffsets("g", [OffsetCommit("t", 1, 0)]))
-    fetched = mq.one(FetchOffsets("g", [("t", 1)]))
-    assert isinstance(fetched, OffsetsFetched)
-    assert [(offset.topic, offset.partition, offset.topic_id) for offset in fetched.offsets] == [("t", 1, 2)]
 
 
 @pytest.mark.parametrize(("protocol", "wait_ms"), [("queue", 3_000), ("cooperative", 300_001)])

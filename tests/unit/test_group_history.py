@@ -10,10 +10,11 @@ from unit import projected
 from unit.projected import project_tables, time_at
 from unit.test_protocol_projection import build_busy_namespace
 
-from lakemq.engine.maintenance.retention import read_live_state, trim_rows
+from lakemq.engine.maintenance.retention import is_mostly_old, read_live_state, trim_rows
 from lakemq.engine.protocol.values.groups import DeleteGroup, LeaveGroup
 from lakemq.tables.specs.groups import ASSIGNMENT_MOVES
 from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.storage.delta.commits import StoredFile
 
 QUEUE = {"group.protocol": "queue", "max.handoff.ms": 3_000, "rebalance.delay.ms": 5_000}
 HANDOFFS = """
@@ -167,3 +168,10 @@ def test_trimming_keeps_the_last_old_move_of_each_partition(story: Story, whole:
     assert find_owners(remaining, story.mq.now_ms) == find_owners(rows, story.mq.now_ms)
     assert [row[3:5] for row in sql(remaining, HANDOFFS)] == [("C1", None)]
     assert trim_rows(ASSIGNMENT_MOVES, remaining, now, HOUR_MS - 1, whole) == remaining
+
+
+def test_large_file_of_old_moves_is_merged_again(story: Story) -> None:
+    now = read_live_state(story.mq.state)
+    old = StoredFile("f", 1 << 30, 1, {"max.moved_at_ms": now.now_ms - HOUR_MS})
+    assert is_mostly_old(ASSIGNMENT_MOVES, old, now, HOUR_MS - 1)
+    assert not is_mostly_old(ASSIGNMENT_MOVES, old, now, HOUR_MS)

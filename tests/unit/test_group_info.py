@@ -12,6 +12,7 @@ from lakemq.engine.client.groups.stalls import NO_NOTES, MemberNotes
 from lakemq.engine.client.operator_tools import Observation
 from lakemq.engine.protocol.codec.beat import OverdueMember
 from lakemq.engine.protocol.values.groups import JoinGroup
+from lakemq.errors import InvalidRequest
 from lakemq.jobs.metrics.readers import FamilyBuilder, read_groups
 
 FOR_GOOD = -1
@@ -97,6 +98,13 @@ def test_member_shows_its_client_host_and_process() -> None:
         ("billing", "rack-1", 4711),
         (None, None, None),
     ]
+
+
+def test_too_long_client_or_host_is_refused() -> None:
+    story = play({"create": {"t": 1}})
+    for field in "client_id", "host":
+        refusal = story.mq.refused(JoinGroup("g", "C1", ["t"], **{field: "x" * 250}))
+        assert refusal.error == InvalidRequest.name
 
 
 # What holds up a group of any protocol: members that are overdue, and transactions that stay open.

@@ -10,7 +10,7 @@ from unit.consuming import add
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.errors import TransactionAbortable, UnknownTopicOrPartition
+from lakemq.errors import InvalidRequest, TransactionAbortable, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +41,9 @@ def test_function_that_raises_ends_the_stream_and_its_batch_comes_again(mq: Conn
         raise RuntimeError("on purpose")
 
     options = {"protocol": protocol, "auto_offset_reset": "earliest"}
+    no_function: Any = None
+    with pytest.raises(InvalidRequest):
+        mq.stream(group, topics=[topic], **options).foreach_batch(no_function)
     with pytest.raises(RuntimeError, match="on purpose"):
         mq.stream(group, topics=[topic], **options).foreach_batch(fail)
     assert mq.groups.members(group) == []

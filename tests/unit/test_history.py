@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +15,8 @@ from typer.testing import CliRunner
 from unit.served import served, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.topics import TopicDescription
 from lakemq.jobs.cli import app
-from lakemq.jobs.reports.history import History, read_consumption, read_history
+from lakemq.jobs.reports.history import History, read_history
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -151,32 +149,3 @@ def test_report_in_a_terminal_agrees_with_the_history(mq: Connection, history: H
 def test_report_in_a_terminal_needs_no_plots(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lakemq.jobs.reports.history_report", None)
     assert run(mq, "--output", "json")["messages"] == 2 * MESSAGES + 1
-
-
-def read_counts(*rows: tuple[int, str, dict[str, object]], queues: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return at_ms, count and are_deleted of what groups consumed of `t`, of which offsets below 20 are deleted now."""
-    decisions = [
-        {
-            "decided_at_ms": at_ms,
-            "kind": kind,
-            "decision": json.dumps({"topic_id": 7, "topic": "t", "group": "g"} | more),
-        }
-        for at_ms, kind, more in rows
-    ]
-    topic = TopicDescription("t", 7, 2, {}, {}, [], [20, 0], [90, 90], [90, 90], [])
-    lag = {"group": "g", "topic": "t", "partition": 0, "committed_offset": 12, "lag": 70, "deleted": 8}
-    read = read_consumption(pa.Table.from_pylist(decisions), [topic], pa.Table.from_pylist([lag]), queues)
-    return [(part.at_ms, part.count, *([True] if part.are_deleted else [])) for part in read]
-
-
-def test_consumption_is_the_difference_of_commits_and_the_sum_of_acknowledgements() -> None:
-    parts = [[7, 0, "acknowledged", [[0, 5], [8, 2]]], [7, 0, "available", [[5, 3]]], [9, 0, "acknowledged", [[0, 1]]]]
-    assert read_counts(
-        (1, "offsets_committed", {"offsets": [["t", 1, 10, None, 1, 5]]}),
-        (2, "offsets_committed", {"offsets": [["t", 1, 25, None, 1, 5], ["t", 0, 30, None, 1, 5]]}),
-        (3, "offsets_committed", {"offsets": [["t", 1, 5, None, 1, 5]]}),
-        (4, "messages_settled", {"parts": parts}),
-        (5, "offsets_committed", {"offsets": [["t", 1, 90, None, 1, 5]], "transactional_id": "pending"}),
-        (6, "messages_settled", {"parts": [[7, 0, "pending", [[0, 5]]]], "transactional_id": "pending"}),
-        (7, "offsets_committed", {"offsets": [["t", 1, 8, None, 1, 5]], "transactional_id": None}),
-    ) == [(1, None), (2, 15), (2, None), (3, -20), (4, 7), (7, 3)]

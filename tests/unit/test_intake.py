@@ -302,17 +302,6 @@ def test_letter_read_after_its_copy_was_decided_is_dropped(office: LineOffice) -
     assert line.is_closed
 
 
-def test_a_letter_that_waits_in_the_inbox_goes_with_its_line_when_its_copy_is_decided(office: LineOffice) -> None:
-    line = office.connect("payer")
-    office.intake._is_mailbox_next = True
-    office.put("payer", 1)
-    office.receive(line, "payer", 1)
-    letters = office.take_letters()
-    assert [opened.on_line for opened in letters.taken] == [None]
-    decide(office, letters)
-    assert office.table.take_letter() is None
-
-
 def test_letters_on_lines_leave_every_second_step_to_the_mailbox(tmp_path: Path) -> None:
     """There is room for one letter in a step, and always one more on a line."""
     office = LineOffice(tmp_path, most=1)
@@ -359,17 +348,6 @@ def test_an_empty_mailbox_is_listed_every_one_to_five_seconds() -> None:
     assert count_listings(pace, clock, SHORTEST_MS) == 1
     assert count_listings(pace, clock, 60_000) <= 60_000 // LONGEST_MS + 4
     assert count_listings(pace, clock, 60_000) == 60_000 // LONGEST_MS
-
-
-def test_after_a_letter_each_step_lists_the_mailbox_for_two_seconds() -> None:
-    clock = ManualClock()
-    pace = ListingPace(clock)
-    count_listings(pace, clock, 60_000)
-    pace.request()
-    assert pace.is_due(1)
-    pace.note_listing(has_letters=True)
-    assert count_listings(pace, clock, BUSY_MS) == BUSY_MS // 10
-    assert count_listings(pace, clock, LONGEST_MS) < 5
 
 
 @pytest.fixture

@@ -6,10 +6,8 @@ import json
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -149,29 +147,6 @@ for name, *arguments in {jobs}:
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert process.returncode == 0, process.stderr
     assert [json.loads(line)["job"] for line in process.stdout.splitlines()] == [name for name, *_ in jobs]
-
-
-def test_a_signal_ends_a_job_in_good_order(capsys: pytest.CaptureFixture[str]) -> None:
-    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    closed: list[bool] = []
-
-    def stop_soon() -> None:
-        time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    def work() -> entry.Counts:
-        # the handler of SIGTERM, without the timer that ends this process
-        signal.signal(signal.SIGUSR1, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        threading.Thread(target=stop_soon).start()
-        try:
-            time.sleep(10)
-        finally:
-            closed.append(True)
-        return {}
-
-    assert entry.run("job", parse(), work) == 130
-    assert closed == [True]
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
 
 
 @pytest.mark.slow

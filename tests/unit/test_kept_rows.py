@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from examples import examples
@@ -19,6 +20,24 @@ from lakemq.engine.namespace.data_file import new_data_file
 from lakemq.tables.storage.object_stores.files import Files
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
+
+
+def make_row_groups(n: int, size: int = 100) -> list[pa.Table]:
+    return [pa.table({"row": np.arange(i * size, (i + 1) * size)}) for i in range(n)]
+
+
+def test_cache_drops_the_least_recently_used_row_group() -> None:
+    first, second, third = make_row_groups(3)
+    cache = RowGroupCache(2 * first.nbytes)
+    cache.put(1, (0, 100, 200, 300), 0, first)
+    cache.put(2, (0, 100), 0, second)
+    assert cache.get(1, 0) is first
+    cache.put(1, (0, 100, 200, 300), 2, third)
+    assert cache.get(2, 0) is None
+    assert cache.row_group_starts(2) is None
+    assert cache.get(1, 0) is first
+    assert cache.get(1, 2) is third
+    assert cache.row_group_starts(1) == (0, 100, 200, 300)
 
 
 @examples(30)

@@ -91,17 +91,6 @@ def test_messages_keys_and_bytes_are_counted_per_partition(mq: Connection) -> No
     assert (spread.offsets, spread.read) == (7, 7)
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_newest_messages_are_read_in_the_same_share_of_each_partition(mq: Connection) -> None:
-    topic = new_topic(mq, 2)
-    mq.publish(topic, rows(0, [f"old{i}" for i in range(60)] + ["new"] * 60))
-    mq.publish(topic, rows(1, [f"k{i}" for i in range(40)]))
-    spread = find_key_spread(mq, topic, newest=80)
-    assert [(partition.messages, partition.keys) for partition in spread.partitions] == [(60, 1), (20, 20)]
-    assert (spread.offsets, spread.read) == (160, 80)
-
-
 # -- at the command line ----------------------------------------------------------------------------------
 
 

@@ -14,7 +14,6 @@ from lakemq.engine.client.fetch.log_reader import REBASE_MS, Reader
 from lakemq.engine.client.fetch.rows import MOST_BYTES
 from lakemq.engine.client.publish import arrow
 from lakemq.engine.client.publish.arrow import find_last_version
-from lakemq.engine.client.rows.placing import SortedRows
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.testing import MovableClock
 
@@ -74,18 +73,6 @@ def test_publish_of_more_than_two_gib_is_cut(mq: Connection) -> None:
         assert footer.num_rows * value_bytes <= arrow.SLICE_BYTES
         groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
         assert all(group.num_rows * value_bytes <= MOST_BYTES // 2 for group in groups)
-
-
-@pytest.mark.parametrize("order", [None, [2, 0, 4, 1, 3]])
-@pytest.mark.parametrize("piece_bytes", [1, 30, 1 << 20])
-def test_pieces_hold_the_whole_table_in_order(order: list[int] | None, piece_bytes: int) -> None:
-    table = pa.table({"value": pa.chunked_array([[b"a", b"b"], [], [b"c" * 30, None], [b"e"]])})
-    rows = SortedRows(table, None if order is None else pa.array(order))
-    pieces = list(rows.cut(piece_bytes))
-    expected = [table["value"][i].as_py() for i in order or range(5)]
-    assert rows.to_table()["value"].to_pylist() == expected
-    assert pa.concat_tables(pieces)["value"].to_pylist() == expected
-    assert len(pieces) == {1: 5, 30: 3, 1 << 20: 1}[piece_bytes]
 
 
 def test_repeat_of_a_version_writes_no_file(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from lakemq.engine.protocol.errors import TableDamaged
 from lakemq.engine.protocol.rows.delays import restore_pieces
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.errors import DelayQueueFull, StorageError
+from lakemq.errors import StorageError
 from lakemq.tables.specs.messages import DELAYED, HOUR_MS, DelayedRow
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.native_calls import Workers
@@ -104,19 +104,6 @@ def test_step_gives_up_waiting_for_ranges_due_much_later(
         with mq.serving():
             cancel.join(60)
         assert outcomes == ["cancelled"], "the letter was not lost"
-
-
-@pytest.mark.slow
-def test_ranges_due_much_later_count_before_they_are_read(tmp_path: Path, gate: threading.Event) -> None:
-    with served(tmp_path) as mq:
-        topic = new_topic(mq)
-        mq.topics.alter(topic, {"delay.max.pending": 3})
-        for number in range(3):
-            mq.delayed.schedule(topic, f"{number}", delay_ms=DAY_MS)
-    with served(tmp_path) as mq:
-        threading.Timer(0.5, gate.set).start()
-        with pytest.raises(DelayQueueFull):
-            mq.delayed.schedule(topic, "one too many", delay_ms=DAY_MS)
 
 
 @pytest.mark.slow

@@ -205,22 +205,6 @@ def test_follower_moves_to_newer_watermarks_without_loading_again(
     assert follower.state.clients == fresh.state.clients
 
 
-@pytest.mark.parametrize(("most_followed", "load_count"), [(1, 1), (1_000, 0)])
-def test_reader_that_looks_rarely_loads_if_too_many_steps_have_come(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch, most_followed: int, load_count: int
-) -> None:
-    clock, loads, load_state = MovableClock(), list[object](), log_reader.load_state
-    follower = Reader(mq.namespace.store, clock)
-    follower.refresh()
-    for _ in range(3):
-        mq.publish("t", pa.table({"value": ["0"]}))
-    monkeypatch.setattr(log_reader, "_MOST_FOLLOWED", most_followed)
-    monkeypatch.setattr(log_reader, "load_state", lambda *given: loads.append(given) or load_state(*given))
-    clock.ahead_ms += REBASE_MS + 1
-    state = follower.refresh()
-    assert (len(loads), int(state.topic("t").high_watermarks.sum())) == (load_count, 3)
-
-
 def test_offsets_of_open_committed_and_aborted_transactions_are_all_found(mq: Connection) -> None:
     """Every range of a log is fetched, so each of its offsets is at a bound of some."""
     producers = [mq.producer(f"tx{number}") for number in range(3)]

@@ -35,21 +35,6 @@ class Clock:
         return self.now_s
 
 
-class CountingFiles(LocalFiles):
-    """Local files that count their listings. Each listing takes some time of `clock`."""
-
-    def __init__(self, root: str, clock: Clock | None = None, listing_s: float = 0.0) -> None:
-        super().__init__(root)
-        self.listings = 0
-        self._clock, self._listing_s = clock, listing_s
-
-    def list(self, prefix: str, limit: int | None = None) -> list[str]:
-        self.listings += 1
-        if self._clock is not None:
-            self._clock.now_s += self._listing_s
-        return super().list(prefix, limit)
-
-
 def put_letters(root: Path, letters: Iterable[LetterName]) -> None:
     """Put empty letters directly into the folder, without a sync, so that many letters take little time."""
     folder = root / "mailbox"
@@ -268,38 +253,12 @@ def test_a_full_mailbox_refuses(files: Files):
     assert list_numbers(mailbox.list_waiting(10)) == [("c", 2), ("c", 3), ("c", 4)]
 
 
-def test_counting_takes_a_twentieth_of_the_time_at_most(tmp_path: Path):
-    clock = Clock()
-    files = CountingFiles(str(tmp_path), clock, listing_s=3.0)
-    mailbox = Mailbox(files, monotonic_s=clock)
-    began_s = clock.now_s
-    for number in range(1, 101):
-        mailbox.put("c", number, b"", NOW_MS)
-        clock.now_s += 5.0
-    assert files.listings >= 2
-    assert (files.listings - 1) * 3.0 <= (clock.now_s - began_s) / 20
-
-
 # -- a backlog ------------------------------------------------------------------------------------------
 
 
 def take_some(mailbox: Mailbox, limit: int) -> list[LetterName]:
     """Take up to `limit` of the next letters."""
     return list(islice(mailbox.iterate_letters(), limit))
-
-
-def test_a_listing_is_used_up_before_the_next(tmp_path: Path):
-    put_letters(tmp_path, (LetterName.of(f"c{i % 7}", i + 1, NOW_MS + i * 10) for i in range(1_000)))
-    files = CountingFiles(str(tmp_path))
-    mailbox = Mailbox(files)
-    names: list[LetterName] = []
-    while letters := take_some(mailbox, 100):
-        assert len(letters) == 100
-        mailbox.discard(letters)
-        names += letters
-    assert len(set(names)) == len(names) == 1_000
-    assert names == sorted(names)
-    assert files.listings == 2
 
 
 def test_look_to_the_end_includes_new_letters(tmp_path: Path):

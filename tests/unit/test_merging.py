@@ -11,7 +11,6 @@ import pytest
 from examples import examples
 from hypothesis import given
 
-from lakemq.engine.maintenance import merging
 from lakemq.engine.maintenance.merging import (
     LogBounds,
     choose_files_to_merge,
@@ -84,21 +83,6 @@ def test_a_larger_file_is_merged_only_with_as_many_bytes_of_smaller_ones(
     sizes: list[int], least: int, expected: set[int]
 ) -> None:
     assert set(choose_files_to_merge(np.array(sizes, np.int64), least).tolist()) == expected
-
-
-def test_each_byte_is_rewritten_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "MAX_BYTES_AT_ONCE", 1 << 40)
-    files: list[int] = []
-    written = most_files = 0
-    for _ in range(10_000):
-        files.append(100)
-        chosen = set(choose_files_to_merge(np.array(files, np.int64), 20).tolist())
-        merged = sum(files[i] for i in chosen)
-        written += merged
-        files = [size for i, size in enumerate(files) if i not in chosen] + [merged] * bool(chosen)
-        most_files = max(most_files, len(files))
-    assert written <= 12 * 10_000 * 100
-    assert most_files <= 40
 
 
 def coalesce(segments: pa.Table, floor: int) -> pa.Table:
