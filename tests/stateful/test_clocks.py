@@ -88,15 +88,6 @@ def test_the_time_of_the_steps_never_goes_back_and_comes_right_again() -> None:
     assert time.now_ms() == clock.now_ms()
 
 
-def test_time_without_a_leader_has_passed(player: Player) -> None:
-    player.step()
-    player.world.clock.sleep(HOURS_MS)
-    player.new_leader()
-    player.publish()
-    player.step()
-    assert player.leader.state.now_ms == player.world.clock.now_ms()
-
-
 # -- silence and open transactions --------------------------------------------------------------------------
 
 
@@ -140,15 +131,6 @@ def test_a_backlog_keeps_a_transaction_from_its_timeout_for_a_while_only(player:
         player.step()
         assert is_open(player) == (passed_ms < MAX_BACKLOG_MS)
         player.world.clock.sleep(1000)
-
-
-def test_a_transaction_that_began_under_the_same_id_has_its_whole_time(player: Player) -> None:
-    open_transaction(player)
-    player.world.clock.sleep(TIMEOUT_MS - 10)
-    open_transaction(player)
-    player.world.clock.sleep(100)
-    player.step()
-    assert is_open(player)
 
 
 @pytest.mark.parametrize("off_ms", [-HOURS_MS, HOURS_MS])

@@ -125,14 +125,6 @@ def test_member_that_never_beat_is_lost_under_a_later_leader(scene: Terms) -> No
     assert len(scene.files.list("beats")) == 1, "one note is enough"
 
 
-def test_no_member_is_noted_while_a_beat_cannot_be_read(scene: Terms) -> None:
-    scene.join("C1")
-    scene.beat("a", "C1")
-    scene.files.unreadable = "beats/"
-    scene.lead()
-    assert len(scene.files.list("beats")) == 1
-
-
 def test_old_beats_of_dead_processes_are_deleted(scene: Terms) -> None:
     scene.join("C1")
     scene.beat("dead", "C0")

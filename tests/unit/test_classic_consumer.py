@@ -10,7 +10,7 @@ from unit.test_group_consumer import settle
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
-from lakemq.errors import IllegalGeneration, UnknownMemberId
+from lakemq.errors import UnknownMemberId
 
 pytestmark = pytest.mark.slow
 
@@ -107,27 +107,6 @@ def test_slow_member_stops_the_group_until_its_poll_interval_ends(mq: Connection
 
 
 # -- static members -----------------------------------------------------------------------------------------
-
-
-def test_static_member_that_was_away_gets_its_share_of_the_next_generation(mq: Connection) -> None:
-    """The process seems stopped: it does not beat, and its session is longer than the others wait for it."""
-    topic, group, listener = new_topic(mq, 2), create_classic_group(mq), RecordingListener()
-    add(mq, topic, {0: 1, 1: 1})
-    options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_000, "session_timeout_ms": 60_000}
-    absent = member(mq, group, topic, instance_id="away", listener=listener, **options)
-    batch = absent.poll(timeout_ms=5_000)
-    absent._member.membership._stop_heartbeat()
-    present = member(mq, group, topic, instance_id="here", **options)
-    settle(present, on=lambda: len(list_partitions(present)) == 1)
-    assert [member_info.instance_id for member_info in mq.groups.members(group)] == ["here", "away"]
-    assert mq.groups.describe(group).leader == present.member_id
-    with pytest.raises(IllegalGeneration):
-        absent.commit(batch)
-    absent.poll()
-    assert listener.events == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", list_partitions(absent))]
-    assert sorted(list_partitions(absent) + list_partitions(present)) == [0, 1]
-    absent.close(leave=True)
-    present.close(leave=True)
 
 
 def test_rebalance_does_not_wait_for_a_static_member_that_closed(mq: Connection) -> None:

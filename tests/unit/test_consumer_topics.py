@@ -8,7 +8,7 @@ from unit.consuming import texts
 from unit.served import new_name, new_topic, read_committed_offset, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.errors import TransactionAbortable, UnknownTopicId, UnknownTopicOrPartition
+from lakemq.errors import TransactionAbortable, UnknownTopicId
 
 pytestmark = pytest.mark.slow
 
@@ -110,12 +110,3 @@ def test_added_partition_is_read_from_the_committed_offset(mq: Connection, group
         with mq.consumer(group, assign=[(topic, 1)]) as other:
             other.commit(other.poll(max_records=1))
         assert texts(consumer.poll()) == ["1.1"]
-
-
-def test_assigned_partition_that_a_recreated_topic_lacks_is_refused(mq: Connection, group: str) -> None:
-    topic = new_topic(mq, 2)
-    with mq.consumer(group, assign=[(topic, 1)]) as consumer:
-        consumer.poll()
-        recreate_topic(mq, topic, "new")
-        with pytest.raises(UnknownTopicOrPartition, match="no such partition"):
-            consumer.poll()

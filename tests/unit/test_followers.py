@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from unit.line_peers import PATIENCE_S
 from unit.served import CONFIG, new_name, new_topic
-from unit.test_direct_line import letter_of
 from unit.test_lines import Client, Leader
 
 import lakemq
@@ -134,19 +133,6 @@ def following(tmp_path: Path) -> Iterator[Following]:
         yield following
         following.line.close()
         following.sequencer.resign()
-
-
-def put_letter(following: Following, number: int) -> None:
-    following.mq.namespace.mailbox.put("c1", number, letter_of("c1", number, f"t{number}"), 0)
-
-
-def test_leader_sends_a_hint_for_a_landed_step(following: Following) -> None:
-    assert following.line.await_step(following.sequencer.state.step)
-    assert not following.line.wait_for_hint(50)
-    put_letter(following, 1)
-    following.sequencer.step()
-    assert following.line.wait_for_hint(PATIENCE_S * 1000)
-    assert following.line._connection is not None, "it was told, and the line is open"
 
 
 def test_no_hint_is_sent_for_a_renewed_lease(following: Following) -> None:

@@ -53,13 +53,6 @@ def test_batch_equals_a_fetch_of_riding_rows_and_of_files(mq: Connection) -> Non
     assert read(mq, subscribe=topic).equals(mq.fetch(topic).to_arrow())
 
 
-def test_batch_without_headers_lacks_their_column(mq: Connection, topic: str) -> None:
-    mq.publish(topic, table(3))
-    reader = BatchReader({"path": mq.namespace.path, "subscribe": topic})
-    (task,) = reader.partitions()
-    assert [batch.schema.names for batch in reader.read(task)] == [FETCHED.names[:-1]]
-
-
 def test_row_groups_are_cut_into_the_requested_number_of_tasks(mq: Connection, monkeypatch: Any) -> None:
     topic = new_topic(mq, 3)
     for _ in range(2):
@@ -93,19 +86,6 @@ def test_messages_of_a_task_have_the_order_of_their_logs(mq: Connection, monkeyp
         assert offsets == list(range(mq.end_offsets(topic)[partition]))
 
 
-def test_many_topics_share_tasks(mq: Connection) -> None:
-    prefix = new_name("many")
-    names = [f"{prefix}.{i}" for i in range(20)]
-    for name in names:
-        mq.topics.create(name, 2)
-        mq.publish(name, table(10))
-    reader = BatchReader(options(mq, subscribePattern=rf"{prefix}\..*"))
-    assert len(reader.partitions()) == 1
-    assert rows(reader).num_rows == 200
-    assert read(mq, subscribe=",".join(names[:3])).num_rows == 30
-    assert read(mq, assign=f'{{"{names[0]}": [1]}}').column("partition").unique().to_pylist() == [1]
-
-
 def test_starting_and_ending_offsets_bound_a_batch(mq: Connection) -> None:
     topic = new_topic(mq, 2)
     mq.publish(topic, table(1000))
@@ -116,6 +96,7 @@ def test_starting_and_ending_offsets_bound_a_batch(mq: Connection) -> None:
     }
     messages = read(mq, subscribe=topic, **bounds)
     assert messages.equals(mq.fetch(topic, start={0: 10, 1: 0}, end={0: 20, 1: end[1]}).to_arrow())
+    assert read(mq, assign=f'{{"{topic}": [1]}}').equals(mq.fetch(topic, partitions=[1]).to_arrow())
 
 
 def test_starting_and_ending_times_bound_a_batch(mq: Connection) -> None:

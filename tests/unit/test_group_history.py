@@ -117,19 +117,6 @@ def test_member_that_returns_in_time_has_no_handoff(story: Story) -> None:
 
 
 @pytest.mark.slow
-def test_deleted_group_has_no_handoffs_and_its_successor_begins_empty(story: Story) -> None:
-    story.mq.ask(LeaveGroup("g", ["C1"]))
-    assert [row[3:] for row in sql(project_moves(story.mq), HANDOFFS)] == [("C1", None, None, "left", 5)] * 2
-    story.mq.ask(DeleteGroup("g"))
-    assert sql(project_moves(story.mq), HANDOFFS) == []
-    assert find_owners(project_moves(story.mq), story.mq.now_ms) == {}
-    story.mq.now_ms += 1
-    story.tell({"join": "C3", "config": QUEUE})
-    assert sql(project_moves(story.mq), HANDOFFS) == []
-    assert find_owners(project_moves(story.mq), story.mq.now_ms) == {0: "C3", 1: "C3"}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_newest_history_rows_match_the_state_after_random_requests(seed: int) -> None:
     mq = build_busy_namespace(seed)

@@ -68,20 +68,6 @@ def test_partitions_of_a_lost_member_show_the_time_left_of_their_delay(protocol:
     assert groups.stalls("g") == []
 
 
-def test_paused_partition_shows_the_time_left_of_its_handoff() -> None:
-    config = {"group.protocol": "queue", "max.handoff.ms": 3_000}
-    story = play(
-        {"create": {"t": 2}},
-        {"publish": {"t-0": 2, "t-1": 2}},
-        {"join": "C1", "config": config},
-        {"acquire": "C1"},
-        {"join": "C2", "config": config},
-    )
-    groups = make_groups(story, story.mq.state.now_ms + 500)
-    assert sorted(str(assignment.delay_left_ms) for assignment in groups.assignments("g")) == ["2500", "None"]
-    assert groups.describe("g").delay_left_ms == 0
-
-
 # -- whose a member is ----------------------------------------------------------------------------------------
 
 

@@ -12,13 +12,10 @@ from unit.test_waiting_rows import make_row
 
 import lakemq
 from lakemq.engine.namespace import waiting_rows
-from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.waiting_rows import LaterRanges, WaitingRows
 from lakemq.engine.protocol.errors import TableDamaged
 from lakemq.engine.protocol.rows.delays import restore_pieces
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import StorageError
 from lakemq.tables.specs.messages import DELAYED, HOUR_MS, DelayedRow
 from lakemq.tables.storage.delta.store import Store
@@ -104,23 +101,6 @@ def test_step_gives_up_waiting_for_ranges_due_much_later(
         with mq.serving():
             cancel.join(60)
         assert outcomes == ["cancelled"], "the letter was not lost"
-
-
-@pytest.mark.slow
-def test_a_term_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_rows, "MIN_ROWS", 1)
-    with served(tmp_path) as mq:
-        mq.delayed.schedule(new_topic(mq), "later", delay_ms=DAY_MS)
-
-    def fail(point: str) -> None:
-        if point == "sequencer.elected":
-            raise OSError("No space left on device")
-
-    sequencer = Sequencer(mq.namespace, "unlucky", SystemClock(), new_file_id, fail)
-    with pytest.raises(StorageError, match="No space left"):
-        until(sequencer.try_lead)
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("lakemq-later")])
-    sequencer.resign()
 
 
 # -- the ranges alone -------------------------------------------------------------------------------------

@@ -53,13 +53,6 @@ def list_numbers(letters: list[LetterName]) -> list[tuple[str, int]]:
 # -- names ----------------------------------------------------------------------------------------------
 
 
-def test_a_name_says_coarse_time_client_and_number():
-    letter = LetterName.of("c-1.x", 42, NOW_MS)
-    assert letter.name == "1732176000000-c-1.x-0000000042"
-    assert LetterName.parse(letter.name) == letter
-    assert (letter.client_id, letter.number) == ("c-1.x", 42)
-
-
 @pytest.mark.parametrize(
     "alien",
     [

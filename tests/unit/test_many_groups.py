@@ -14,7 +14,6 @@ from lakemq.engine.protocol.values.groups import (
     JoinGroup,
     LeaveGroup,
     ReleasePartitions,
-    TargetSet,
 )
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteTopic
 
@@ -69,27 +68,3 @@ def test_changed_topic_touches_only_groups_that_read_it() -> None:
     mq.one(DeleteTopic("t"))
     assert mq.state.touched_groups == {"g"}
     assert not mq.state.groups["g"].assignments
-
-
-def test_join_moves_only_the_share_of_the_new_member() -> None:
-    """The work of one step is bounded by the partitions that move, not by those that wait."""
-    mq, partitions, members = Harness(), 600, 20
-    mq.create("t", partitions)
-    for n in range(members):
-        mq.one(_join("g", f"C{n}"))
-        begun = len(mq.steps)
-        mq.assign()
-        targets = [
-            entry.record for step in mq.steps[begun:] for entry in step.entries if isinstance(entry.record, TargetSet)
-        ]
-        changed = sum(len(topic_partitions) for target in targets for topic_partitions in target.changed.values())
-        assert changed <= partitions // (n + 1) + n, "no more than the new one's share"
-        mq.now_ms += 1
-    group = mq.state.groups["g"]
-    assert len(group.paused) == partitions - partitions // members
-    assert sum(group.pauses.values()) == len(group.paused)
-    assert len(list(machine.find_watched_waits(mq.state))) < members
-    released = [Assigned(*tp, group.assignments[tp].epoch) for tp in sorted(group.paused)]
-    mq.one(ReleasePartitions("g", "C0", released))
-    assert group.is_settled
-    assert not group.pauses

@@ -194,41 +194,6 @@ def test_views_and_fetches_are_the_same_before_and_after(path: Path) -> None:
         assert not list((path / FOLDER).glob("messages-*"))
 
 
-def release_and_reject(mq: Connection, number: int) -> None:
-    """Publish two messages to be released later, one to be rejected by a queue group, and wait until both are done."""
-    if number == 0:
-        for topic in ("late", "work"):
-            mq.topics.create(topic)
-        mq.groups.create("workers", {"group.protocol": "queue"})
-    delayed = {"value": [f"late{number}.{i}" for i in range(2)], "delay_ms": [20, 20]}
-    mq.publish("late", pa.table(delayed))
-    mq.publish("work", pa.table({"value": [f"bad{number}"]}))
-    with mq.consumer("workers", topics=["work"], auto_offset_reset="earliest") as consumer:
-        rejected: list[Any] = []
-        until(lambda: rejected.extend(consumer.poll(timeout_ms=50)) or rejected)
-        consumer.reject(rejected, error="no such customer")
-    until(lambda: "work.dlq" in {topic.topic for topic in mq.topics.list()})
-    until(lambda: mq.end_offsets("work.dlq") == {0: number + 1})
-    until(lambda: mq.end_offsets("late") == {0: 2 * (number + 1)})
-
-
-@pytest.mark.extended
-def test_the_times_of_releases_and_dead_letters_stay_what_they_were(path: Path) -> None:
-    """Each message was released, or given up, at a time of its own, which the views show."""
-    with connect(path, **{"merge.grace.ms": HOUR_MS, "project.interval.ms": 20}) as mq:
-        for number in range(3):
-            with lead_one_term(mq):
-                release_and_reject(mq, number)
-        before = read_views(mq)
-        times = sql(mq, "SELECT DISTINCT topic, decided_at FROM log_committed WHERE origin <> 'publish'")
-        assert len(times) >= 6
-        segments = mq.namespace.store.open(SEGMENTS).read().num_rows
-    with connect(path) as mq:
-        lead_briefly(mq, 3)
-        assert mq.namespace.store.open(SEGMENTS).read().num_rows < segments, "nothing was merged"
-        assert read_views(mq) == before
-
-
 @pytest.mark.extended
 def test_files_are_kept_for_the_grace_and_a_plan_reads_them(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:

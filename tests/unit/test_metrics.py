@@ -13,7 +13,6 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from unit.busy_namespace import ORDERS, READERS, WORKERS, BusyNamespace, open_busy_namespace
-from unit.served import served
 
 from lakemq.errors import InvalidConfig
 from lakemq.jobs.metrics import readers, server
@@ -171,16 +170,6 @@ def test_a_port_in_use_is_refused_with_what_to_do(busy: BusyNamespace) -> None:
             serve_metrics(busy.mq, "127.0.0.1", taken.getsockname()[1]),
         ):
             pytest.fail("a port that is in use was opened")
-
-
-def test_a_process_without_a_sequencer_of_its_own_tells_of_the_namespace(tmp_path: Path) -> None:
-    with served(tmp_path) as mq:
-        mq.topics.create("t")
-        alone = NamespaceCollector(mq, mq.observer())
-        names = {family.name for family in alone.collect()}
-        alone.close()
-    assert "lakemq_steps" in names
-    assert "lakemq_step_duration_seconds" not in names
 
 
 def test_a_metric_has_a_bounded_number_of_series() -> None:
