@@ -17,9 +17,7 @@ from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords, TopicRef
-from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import FINAL_FILES, MESSAGES, file_stem
-from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.topics import SEGMENTS
 
 pytestmark = pytest.mark.slow
@@ -212,26 +210,6 @@ def test_a_file_stays_that_a_step_names_which_is_not_projected(player: Player) -
     player.step()
     player.background.run()
     assert [value for _, value in player.read()].count("of a file") == 2
-
-
-@pytest.mark.extended
-def test_merging_leaves_the_view_as_it_is_and_the_tables_small(player: Player) -> None:
-    """I11. With these settings a table is merged every five commits."""
-    store, merges = player.world.namespace.store, 0
-    player.step()
-    for _ in range(14):
-        player.publish()
-        player.step()
-        before = player.read()
-        player.background.run()
-        if len(store.open(BY_NAME["segments"]).files()) == 1:
-            merges += 1
-            assert player.read() == before == player.all_published()
-        player.world.clock.sleep(100)
-    assert merges >= 2
-    for name in ("segments", "producers", "partitions", "watermarks", JOURNAL.name):
-        assert len(store.open(BY_NAME[name]).files()) <= 10, name
-    player.settle()
 
 
 def test_leader_of_one_step_forgets_silent_clients(player: Player) -> None:

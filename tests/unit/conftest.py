@@ -1,14 +1,14 @@
 """Fixtures that most tests of clients share: one namespace per module, and new names for each test."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner, Result
-from unit.served import new_name, new_topic, served
+from typer.testing import Result
+from unit.served import new_name, new_topic, run_lakemq, served
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import log_reader
-from lakemq.jobs.cli import app
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,4 @@ def group() -> str:
 def lake(mq: Connection) -> Callable[..., Result]:
     """The command on the module's namespace. It must end with the exit code `code`."""
 
-    def run(*arguments: str, stdin: bytes = b"", code: int = 0) -> Result:
-        result = CliRunner().invoke(app, ["--path", mq.namespace.path, *arguments], input=stdin)
-        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-        return result
-
-    return run
+    return partial(run_lakemq, mq.namespace.path)

@@ -1,6 +1,7 @@
 """A namespace with a running sequencer for tests of clients, and functions that read its content."""
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,12 +10,15 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner, Result
+
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.offsets import FetchOffsets
 from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.jobs.cli import app
 from lakemq.testing import QUICK_SETTINGS, serve, wait_until
 
 CONFIG = {
@@ -87,6 +91,19 @@ def read_committed_offset(mq: Connection, group: str, topic: str, stable: bool =
 def until(condition: Callable[[], bool]) -> None:
     """Wait until the condition holds."""
     wait_until(condition, "what the test waits for", 60)
+
+
+def run_lakemq(path: str, *arguments: str, stdin: bytes = b"", code: int = 0) -> Result:
+    """Run the command on the namespace. It must end with the exit code `code`."""
+    result = CliRunner().invoke(app, ["--path", path, *arguments], input=stdin)
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def read_objects(path: str, *arguments: str) -> list[dict[str, Any]]:
+    """Run the command, and return the objects that it prints."""
+    lines = run_lakemq(path, "--output", "json", *arguments).stdout.split("\n")
+    return [json.loads(line) for line in lines if line]
 
 
 def run_in_thread(call: Callable[[], Any]) -> Any:

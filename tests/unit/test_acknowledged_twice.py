@@ -13,11 +13,10 @@ from lakemq.engine.protocol.values.deliveries import (
     WantedMessages,
 )
 from lakemq.engine.protocol.values.groups import JoinGroup
-from lakemq.engine.protocol.values.transactions import EndTransaction
 
 Parts = list[tuple[AckOutcome, list[Range]]]
 
-ACCEPT, RELEASE, REJECT, EXPIRE = AckOutcome.ACK, AckOutcome.NACK, AckOutcome.REJECT, AckOutcome.EXPIRE
+ACCEPT, RELEASE, REJECT = AckOutcome.ACK, AckOutcome.NACK, AckOutcome.REJECT
 
 
 @pytest.fixture
@@ -83,16 +82,3 @@ def test_first_part_of_a_request_settles_a_message(
     judged = mq.one(Acknowledge("g", "C1", build_parts(mq, parts)))
     assert judged == AcknowledgementsJudged([], [1] if refused else [], refused)
     assert list_deliveries(mq) == expected
-
-
-def test_message_that_expires_in_two_parts_counts_once(mq: Harness) -> None:
-    mq.ask(Acknowledge("g", "C1", build_parts(mq, [(EXPIRE, [(0, 2)]), (EXPIRE, [(1, 2)])])))
-    assert mq.state.offsets["g"][find_place(mq)].expired_count == 3
-
-
-def test_transaction_acknowledges_a_message_of_two_parts_once(mq: Harness) -> None:
-    ref = mq.begin("tx")
-    mq.one(Acknowledge("g", "C1", build_parts(mq, [(ACCEPT, [(0, 2)]), (ACCEPT, [(0, 3)])]), ref))
-    assert list_deliveries(mq) == [(0, 3, "pending"), (3, 3, "acquired")]
-    mq.one(EndTransaction(ref, True, 1))
-    assert list_deliveries(mq) == [(3, 3, "acquired")]

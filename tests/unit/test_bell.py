@@ -1,6 +1,7 @@
 """Waiting for new files in a folder: notifications wake the waiter, and without them it polls."""
 
 import os
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,25 @@ def test_forked_child_has_its_own_watches_only(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert watch.event.wait(LONG_S)
     watch.close()
+
+
+NO_INSTANCE_LEFT = """
+import resource, sys
+from lakemq.tables.storage.object_stores import inotify
+used = max(int(fd) for fd in __import__("os").listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
+while True:
+    try:
+        sys.stdin.fileno(), __import__("os").dup(0)
+    except OSError:
+        break
+assert inotify.watch("/") is None
+assert inotify.watch("/") is None
+"""
+
+
+def test_no_watch_exists_if_inotify_has_no_instance_left() -> None:
+    subprocess.run([sys.executable, "-c", NO_INSTANCE_LEFT], check=True, stdin=subprocess.DEVNULL)
 
 
 def test_folder_without_notifications_is_polled(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ import os
 import re
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
-from unit.served import new_name, new_topic, served
+from unit.served import new_name, new_topic, run_lakemq, served
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -26,12 +27,7 @@ Lakemq = Callable[..., Result]
 
 @pytest.fixture
 def lake(mq: Connection) -> Lakemq:
-    def run(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(app, ["--path", mq.namespace.path, "groups", *arguments])
-        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-        return result
-
-    return run
+    return partial(run_lakemq, mq.namespace.path, "groups")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
-from unit.served import new_name, new_topic, served, until, values
+from unit.served import new_name, new_topic, read_objects, run_lakemq, served, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
@@ -26,17 +27,12 @@ from lakemq.tables.storage.coordination.leader_locks import StandbySigns
 pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).parents[2]
-
-
-def run(path: str, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["--path", path, *arguments])
-    assert result.exit_code == 0, (result.stdout, result.stderr, result.exception)
-    return result
+Lakemq = Callable[..., Result]
 
 
 def read_json(path: str) -> dict[str, Any]:
-    (line,) = run(path, "--output", "json", "status").stdout.splitlines()
-    return dict(json.loads(line))
+    (record,) = read_objects(path, "status")
+    return record
 
 
 def test_a_leader_is_not_named_as_its_own_standby(mq: Connection) -> None:
@@ -60,7 +56,7 @@ def test_the_page_shows_where_clients_connect_and_where_they_cannot(tmp_path: Pa
         path = mq.namespace.path
         until(lambda: bool(read_json(path)["lines"]))
         record = read_json(path)
-        text = run(path, "status", "--once").stdout
+        text = run_lakemq(path, "status", "--once").stdout
     taken.close()
     assert [line.startswith("line/") for line in record["lines"]] == [True]
     assert [f"line.listen {place} cannot be used" in reason for reason in record["missing_lines"]] == [True]
@@ -94,7 +90,7 @@ def test_the_figures_are_those_of_the_namespace(mq: Connection) -> None:
     (row,) = [row for row in record["open_transactions"] if row["transactional_id"] == "status-open"]
     assert (len(row["partitions"]), row["open_ms"] >= 0) == (1, True)
     assert record["due_by_minutes"] == {"1": 0, "5": 1, "60": 2}
-    text = run(mq.namespace.path, "status", "--once").stdout
+    text = run_lakemq(mq.namespace.path, "status", "--once").stdout
     assert f"{state.leader}, epoch {state.leader_epoch}" in text
     assert "1 min: 0; 5 min: 1; 60 min: 2" in text
     assert topic in text
@@ -250,15 +246,9 @@ def test_a_terminal_gets_no_control_characters_of_messages() -> None:
     assert render(r"%s\n", (*ROW[:5], "ä\x1b".encode(), None), escape=True) == "ä\\x1b\n".encode()
 
 
-def run_pipe(mq: Connection, *arguments: str, stdin: bytes = b"", code: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["--path", str(Path(mq.namespace.path)), *arguments], input=stdin)
-    assert result.exit_code == code, (result.stdout, result.stderr)
-    return result
-
-
-def test_lines_with_keys_go_in_and_come_out(mq: Connection) -> None:
+def test_lines_with_keys_go_in_and_come_out(mq: Connection, lake: Lakemq) -> None:
     topic = new_topic(mq)
-    run_pipe(mq, "publish", "--topic", topic, "--key-separator", ":", stdin=b"a:1\nno key\nb:2:3\n:4\n")
+    lake("publish", "--topic", topic, "--key-separator", ":", stdin=b"a:1\nno key\nb:2:3\n:4\n")
     rows = mq.fetch(topic).to_arrow()
     assert list(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)) == [
         (b"a", b"1"),
@@ -266,14 +256,14 @@ def test_lines_with_keys_go_in_and_come_out(mq: Connection) -> None:
         (b"b", b"2:3"),
         (b"", b"4"),
     ]
-    assert run_pipe(mq, "fetch", topic, "--key-separator", r"%\t").stdout_bytes == b"a%\t1\n%\tno key\nb%\t2:3\n%\t4\n"
-    assert run_pipe(mq, "tail", topic, "-n", "1", "--print", r"%o/%K\n").stdout_bytes == b"3/0\n"
+    assert lake("fetch", topic, "--key-separator", r"%\t").stdout_bytes == b"a%\t1\n%\tno key\nb%\t2:3\n%\t4\n"
+    assert lake("tail", topic, "-n", "1", "--print", r"%o/%K\n").stdout_bytes == b"3/0\n"
     group = new_name("format")
-    printed = run_pipe(mq, "consume", topic, "--group", group, "--limit", "4", "--print", "%s,").stdout_bytes
+    printed = lake("consume", topic, "--group", group, "--limit", "4", "--print", "%s,").stdout_bytes
     assert printed == b"1,no key,2:3,4,"
 
 
-def test_contradicting_options_are_refused(mq: Connection) -> None:
+def test_contradicting_options_are_refused(mq: Connection, lake: Lakemq) -> None:
     topic = new_topic(mq)
     for arguments in (
         ["fetch", topic, "--print", "%s", "--key-separator", ":"],
@@ -282,4 +272,4 @@ def test_contradicting_options_are_refused(mq: Connection) -> None:
         ["publish", "--topic", topic, "--format", "csv", "--key-separator", ":"],
         ["publish", "--topic", topic, "--key-separator", r"\n"],
     ):
-        run_pipe(mq, *arguments, code=2)
+        lake(*arguments, code=2)

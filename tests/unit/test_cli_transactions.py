@@ -1,12 +1,13 @@
 """`lakemq transactions`, `describe-producers` and `groups`, on a namespace with transactions in every state."""
 
-import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from typer.testing import Result
+from unit.served import read_objects
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -31,13 +32,9 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def found(lake: Lakemq) -> Found:
+def found(mq: Connection) -> Found:
     """Return the objects that the command prints."""
-
-    def run(*arguments: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in lake(*arguments, "--output", "json").stdout.split("\n") if line]
-
-    return run
+    return partial(read_objects, mq.namespace.path)
 
 
 @pytest.fixture(scope="module")

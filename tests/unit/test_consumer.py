@@ -127,27 +127,6 @@ def test_bad_group_name_is_refused_in_every_call(mq: Connection, topic: str):
 # -- markers and transactions ---------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_positions_pass_markers_and_aborted_messages(mq: Connection, group: str):
-    topic = new_topic(mq)
-    with mq.producer(new_name("id"), linger_ms=0) as producer:
-        for number in range(20):
-            producer.begin_transaction()
-            producer.send(topic, str(number))
-            producer.flush()
-            producer.commit_transaction() if number % 10 == 9 else producer.abort_transaction()
-    with mq.consumer(group, assign=[topic]) as consumer:
-        batch = consumer.poll(max_records=1)
-        position = batch.offsets[topic, 0]
-        assert (texts(batch), consumer.lag()) == (["9"], {(topic, 0): 40 - position})
-        assert 19 <= position <= 38
-        consumer.commit({(topic, 0): 20})
-        assert texts(consumer.poll()) == ["19"]
-        assert (consumer.position(topic, 0), consumer.lag()) == (40, {(topic, 0): 0})
-    with mq.consumer(group, assign=[topic], isolation="read_uncommitted") as consumer:
-        assert texts(consumer.poll()) == [str(n) for n in range(10, 20)]
-
-
 def test_poll_waits_for_offsets_of_an_open_transaction(mq: Connection, group: str):
     topic = create_filled_topic(mq, 5)
     with mq.producer(new_name("id")) as producer:

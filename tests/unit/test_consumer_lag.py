@@ -1,6 +1,5 @@
 """All places that show the lag of a group show the same: what the group can still read."""
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -9,10 +8,9 @@ from typing import Any
 import pytest
 from golden.story import Story
 from protocol_harness import Harness
-from typer.testing import CliRunner
 from unit.consuming import add, take_messages
 from unit.projected import project_tables, run_sql
-from unit.served import served, until
+from unit.served import read_objects, served, until
 from unit.test_protocol_projection import build_busy_namespace
 
 from lakemq.engine.client.connection import Connection
@@ -20,7 +18,6 @@ from lakemq.engine.client.consume.group_consumer import GroupConsumer
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.groups.group_info import describe_group
 from lakemq.engine.client.groups.lag import list_partition_lags
-from lakemq.jobs.cli import app
 from lakemq.jobs.console.console import Console, ConsoleSettings
 from lakemq.jobs.console.pages.groups import read_groups as read_groups_page
 from lakemq.jobs.console.pages.overview import read_overview
@@ -196,12 +193,6 @@ def read_lags(rows: Iterable[Any]) -> Lags:
     return {(row["group"], row["topic"], row["partition"]): row["lag"] for row in rows}
 
 
-def run_command(mq: Connection, *arguments: str) -> list[Any]:
-    result = CliRunner().invoke(app, ["--path", mq.namespace.path, "--output", "json", *arguments])
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
-
-
 def add_up(lags: Lags) -> dict[str, int]:
     """Return group -> its lag. A group without partitions has none."""
     sums = {NEW: 0}
@@ -214,7 +205,10 @@ def add_up(lags: Lags) -> dict[str, int]:
 def test_calls_commands_views_and_metrics_show_the_lag_of_each_partition(lagging: Lagging) -> None:
     mq, groups = lagging.mq, lagging.mq.groups.list()
     assert read_lags(asdict(row) for group in groups for row in mq.groups.lag(group)) == EXPECTED
-    assert read_lags(row for group in groups for row in run_command(mq, "groups", "lag", group)) == EXPECTED
+    assert (
+        read_lags(row for group in groups for row in read_objects(mq.namespace.path, "groups", "lag", group))
+        == EXPECTED
+    )
     assert read_lags(mq.sql("SELECT * FROM consumer_lag").to_pylist()) == EXPECTED
     with mq.observer().look() as observation:
         families = {family.name: family for family in read_groups(mq, observation, FamilyBuilder())}
@@ -244,8 +238,8 @@ def test_descriptions_status_console_and_history_show_the_lag_of_each_group(lagg
     mq, expected = lagging.mq, add_up(EXPECTED)
     for rows in (
         map(asdict, mq.groups.all()),
-        run_command(mq, "groups", "describe", "--all-groups"),
-        run_command(mq, "status", "--once")[0]["groups"],
+        read_objects(mq.namespace.path, "groups", "describe", "--all-groups"),
+        read_objects(mq.namespace.path, "status", "--once")[0]["groups"],
         mq.sql("SELECT * FROM group_state").to_pylist(),
     ):
         assert {row["group"]: row["lag"] for row in rows} == expected

@@ -172,25 +172,6 @@ def change_newest_entry(table: Path, change: Callable[[dict[str, Any]], None]) -
     entry.write_text("\n".join(map(json.dumps, actions)), encoding="utf-8")
 
 
-def test_wrong_statistics_in_a_log_hide_no_row_of_the_state(path: Path) -> None:
-    """A file that was skipped would have its offsets given out again."""
-
-    def set_step(action: dict[str, Any]) -> None:
-        if "add" in action:
-            statistics = json.loads(action["add"]["stats"])
-            statistics["minValues"]["step"] = statistics["maxValues"]["step"] = 2**40
-            action["add"]["stats"] = json.dumps(statistics)
-
-    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
-        mq.publish("t", pa.table({"value": ["a", "b"]}))
-        mq.sql("SELECT 1", wait_ms=10_000)
-    change_newest_entry(path / "partitions", set_step)
-    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
-        assert mq.end_offsets("t") == {0: 2}
-        mq.publish("t", pa.table({"value": ["c"]}))
-        assert mq.end_offsets("t") == {0: 3}
-
-
 def test_a_table_that_claims_later_steps_than_the_log_has_gets_no_rows(path: Path) -> None:
     """Its rows would be left out as written already."""
 

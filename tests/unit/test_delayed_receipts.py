@@ -17,19 +17,6 @@ SERVED_WITH = {"project.interval.ms": 50}
 """A search reads what is projected."""
 
 
-def test_cancelled_message_never_comes(mq: Connection) -> None:
-    topic = create_quick_topic(mq)
-    receipt = mq.delayed.schedule(topic, "never", "k", delay_ms=10**9)
-    kept_receipt = mq.delayed.schedule(topic, "comes", delay_ms=100)
-    assert mq.delayed.cancel(receipt) == "cancelled"
-    wait_for_messages(mq, topic, 1)
-    assert values(mq, topic) == ["comes"]
-    assert mq.delayed.all(topic) == []
-    assert mq.delayed.cancel_all([receipt, kept_receipt]) == ["cancelled", "released"]
-    assert mq.delayed.cancel_all([]) == []
-    assert mq.delayed.pointer_ms() > 0
-
-
 @pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.parametrize("count", [30, 2_000])

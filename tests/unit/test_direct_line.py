@@ -187,22 +187,6 @@ def test_letter_without_a_good_answer_goes_into_the_mailbox(
     office.close()
 
 
-def test_silent_leader_leaves_half_of_the_time_for_the_mailbox(tmp_path: Path) -> None:
-    """Another leader may answer there, also a request with a short timeout."""
-    office, clock = OnLine(tmp_path, stay_silent), MovableClock()
-    line = DirectLine(office.desk.files, "ns", clock)
-
-    def let_half_of_the_time_pass() -> None:
-        clock.ahead_ms += 500
-
-    begun_ms = clock.steady_ms()
-    answer = line.exchange("stopped", 1, letter_of("stopped", 1, "t"), 1_000, let_half_of_the_time_pass)
-    assert answer == (True, None)
-    assert clock.steady_ms() - begun_ms < 950, "it has waited for longer than half of the time"
-    line.close()
-    office.close()
-
-
 @pytest.mark.parametrize("error", ["full", "unwritable"])
 def test_outcome_is_unknown_if_line_and_mailbox_fail(tmp_path: Path, error: str) -> None:
     """It may have been decided: neither is the caller told that nothing was sent, nor is its number used again."""

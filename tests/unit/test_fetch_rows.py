@@ -68,20 +68,6 @@ def list_values(table: pa.Table) -> list[int]:
     return [int(value) for value in table["value"].to_pylist()]
 
 
-@pytest.mark.parametrize("few_rows", [0, 1 << 40])
-def test_ranges_are_read_inside_and_across_riding_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_rows: int
-) -> None:
-    monkeypatch.setattr(arrow, "_FEW_ROWS", few_rows)
-    riding = make_parts((0, 3), (3, 4), (4, 9), (20, 25))
-    ranges = [(PENDING, 20, 5), (PENDING, 1, 7), (PENDING, 3, 1), (PENDING, 24, 1), (PENDING, 0, 9)]
-    table = fetch_arrow(LocalFiles(str(tmp_path)), make_plan(ranges, riding))
-    assert list_values(table) == [*range(20, 25), *range(1, 8), 3, 24, *range(9)]
-    assert table["offset"].to_pylist() == list(range(100, 123))
-    assert table["partition"].to_pylist() == [3] * 23
-    assert set(table["timestampType"].to_pylist()) == {0}
-
-
 def test_range_outside_riding_parts_needs_its_file(tmp_path: Path) -> None:
     files, parts = LocalFiles(str(tmp_path)), make_parts((0, 3), (3, 9), (20, 25))
     for range_ in ((9, 1), (8, 2), (8, 13), (19, 2), (25, 1), (24, 2)):

@@ -214,18 +214,6 @@ def test_removed_member_joins_again_with_its_next_poll(mq: Connection) -> None:
     consumer.close()
 
 
-def test_member_loses_a_deleted_topic_and_reads_its_successor_from_the_start(mq: Connection) -> None:
-    topic, listener = new_topic(mq, 1), RecordingListener()
-    with member(mq, new_name("g"), topic, listener=listener) as consumer:
-        settle(consumer, on=lambda: list_partitions(consumer) == [0])
-        mq.topics.delete(topic)
-        settle(consumer, on=lambda: list_partitions(consumer) == [])
-        mq.topics.create(topic, 1)
-        add(mq, topic, {0: 1})
-        assert texts(consumer.poll(timeout_ms=5_000)) == ["0.0"]
-    assert listener.events[:3] == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
-
-
 def test_closing_connection_leaves_its_groups(mq: Connection) -> None:
     topic, group, listener = new_topic(mq, 2), new_name("g"), RecordingListener()
     with lakemq.connect(mq.namespace.path) as other:

@@ -14,12 +14,9 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import (
     GroupIdNotFound,
-    GroupSubscribedToTopic,
     InvalidRequest,
     InvalidTopic,
-    NonEmptyGroup,
     UnknownTopicOrPartition,
-    UnstableOffsetCommit,
 )
 from lakemq.jobs.cli import app
 
@@ -107,41 +104,6 @@ def test_bad_resets_are_refused(mq: Connection, topic: str, group: str) -> None:
             reset(missing_group, to=to)
         with pytest.raises(UnknownTopicOrPartition):
             reset(group, "no-topic", to)
-
-
-def test_group_with_members_is_not_deleted_or_reset(mq: Connection, topic: str) -> None:
-    group = new_name("g")
-    with mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="earliest") as member:
-        while (batch := member.poll()).record_count == 0:
-            pass
-        member.commit(batch)
-        with pytest.raises(NonEmptyGroup):
-            mq.groups.delete(group)
-        with pytest.raises(NonEmptyGroup):
-            mq.groups.reset_offsets(group, to="earliest")
-        with pytest.raises(GroupSubscribedToTopic):
-            mq.groups.delete_offsets(group, topic)
-    deleted = mq.groups.delete_offsets(group, [(topic, 0)])
-    assert [(offset.partition, offset.before, offset.after) for offset in deleted] == [(0, 5, None)]
-    mq.groups.delete(group)
-    assert group not in mq.groups.list()
-    with pytest.raises(GroupIdNotFound):
-        mq.groups.delete(group)
-
-
-def test_offsets_in_an_open_transaction_are_not_deleted_or_reset(mq: Connection, topic: str, group: str) -> None:
-    producer = mq.producer(new_name("x"))
-    producer.begin_transaction()
-    producer.send_offsets_to_transaction({(topic, 0): 4}, group)
-    for refused in (
-        lambda: mq.groups.delete(group),
-        lambda: mq.groups.delete_offsets(group, topic),
-        lambda: mq.groups.reset_offsets(group, to="latest"),
-    ):
-        with pytest.raises(UnstableOffsetCommit):
-            refused()
-    producer.commit_transaction()
-    assert reset_offsets(mq, group, to="latest") == {0: (4, 5)}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from html_outline import HtmlOutline
 from typer.testing import CliRunner
-from unit.served import served, until
+from unit.served import read_objects, served, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
@@ -95,7 +95,7 @@ def test_owners_and_handoffs_are_those_of_the_groups(mq: Connection, history: Hi
 
 def test_the_command_writes_one_page_that_loads_nothing(mq: Connection, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    done = run(mq, "--since", "PT10M", "-o", str(file), "--output", "json")
+    (done,) = read_objects(mq.namespace.path, "report", "--since", "PT10M", "-o", str(file))
     assert done["messages"] == 2 * MESSAGES + 1
     page, text = HtmlOutline(), file.read_text()
     page.feed(text)
@@ -114,12 +114,6 @@ def test_the_command_writes_one_page_that_loads_nothing(mq: Connection, tmp_path
     assert text.count("Plotly.newPlot(") == len(page.headings) - 2
     assert "<td>topic_created</td><td>reminders</td><td>" in text
     assert "NaN" not in text[text.index("<body>") :]
-
-
-def run(mq: Connection, *arguments: str) -> dict[str, int]:
-    done = CliRunner().invoke(app, ["--path", mq.namespace.path, "report", *arguments])
-    assert done.exit_code == 0, (done.stdout, done.stderr, done.exception)
-    return dict(json.loads(done.stdout))
 
 
 def test_report_in_a_terminal_agrees_with_the_history(mq: Connection, history: History) -> None:
@@ -148,4 +142,4 @@ def test_report_in_a_terminal_agrees_with_the_history(mq: Connection, history: H
 
 def test_report_in_a_terminal_needs_no_plots(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lakemq.jobs.reports.history_report", None)
-    assert run(mq, "--output", "json")["messages"] == 2 * MESSAGES + 1
+    assert read_objects(mq.namespace.path, "report")[0]["messages"] == 2 * MESSAGES + 1

@@ -5,11 +5,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner, Result
-from unit.served import new_topic
+from typer.testing import Result
+from unit.served import new_topic, run_lakemq
 
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.cli import app
 from lakemq.jobs.doctor.namespace import check_spread
 from lakemq.jobs.key_spread import KeySpread, PartitionSpread, find_key_spread
 
@@ -95,11 +94,7 @@ def test_messages_keys_and_bytes_are_counted_per_partition(mq: Connection) -> No
 
 
 def describe(mq: Connection, topic: str, *options: str, output: str = "json") -> Result:
-    result = CliRunner().invoke(
-        app, ["--path", mq.namespace.path, "--output", output, "topics", "describe", topic, *options]
-    )
-    assert result.exit_code == 0, result.output
-    return result
+    return run_lakemq(mq.namespace.path, "--output", output, "topics", "describe", topic, *options)
 
 
 @pytest.mark.extended

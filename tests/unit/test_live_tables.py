@@ -1,19 +1,16 @@
 """Command, console, metrics and SQL show the same facts of groups and sequencers."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from prometheus_client.samples import Sample
-from typer.testing import CliRunner
 from unit.browsing import notices, open_browser, table_rows
 from unit.busy_namespace import READERS, WORKERS, BusyNamespace, open_busy_namespace
+from unit.served import read_objects
 
 from lakemq.engine.protocol.codec.beat import OverdueMember, encode_overdue_members
 from lakemq.errors import InvalidRequest
-from lakemq.jobs.cli import app
 from lakemq.jobs.metrics.server import NamespaceCollector
 from lakemq.tables.specs.groups import LIVE_TABLES
 from lakemq.tables.storage.coordination.beats import OverdueNotes
@@ -36,12 +33,6 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
         yield namespace
 
 
-def read_command(busy: BusyNamespace, *arguments: str) -> Any:
-    result = CliRunner().invoke(app, ["--path", busy.mq.namespace.path, "--output", "json", *arguments])
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
-
-
 def read_samples(busy: BusyNamespace, name: str) -> list[Sample]:
     collector = NamespaceCollector(busy.mq, busy.mq.observer())
     try:
@@ -51,7 +42,9 @@ def read_samples(busy: BusyNamespace, name: str) -> list[Sample]:
 
 
 def test_command_console_metrics_and_sql_agree_on_groups(busy: BusyNamespace) -> None:
-    described = {row["group"]: row for row in read_command(busy, "groups", "describe", "--all-groups")}
+    described = {
+        row["group"]: row for row in read_objects(busy.mq.namespace.path, "groups", "describe", "--all-groups")
+    }
     states = {row["group"]: row for row in busy.mq.sql("SELECT * FROM group_state").to_pylist()}
     assert {*described} == {*states} == {WORKERS, READERS}
     for group, row in states.items():
@@ -83,12 +76,12 @@ def test_command_console_metrics_and_sql_agree_on_groups(busy: BusyNamespace) ->
 
 def test_command_and_sql_agree_on_members_and_sequencers(busy: BusyNamespace) -> None:
     (member,) = busy.mq.sql("SELECT * FROM member_state").to_pylist()
-    (shown,) = read_command(busy, "groups", "members", WORKERS)
+    (shown,) = read_objects(busy.mq.namespace.path, "groups", "members", WORKERS)
     shared = member.keys() - {"last_heartbeat", "last_poll"}
     assert {key: member[key] for key in shared} == {key: shown[key] for key in shared}
     assert int(member["last_heartbeat"].timestamp() * 1000) == shown["late_heartbeat_at_ms"] == HEARD_MS
     assert member["last_poll"] is shown["late_poll_at_ms"] is None
-    (status,) = read_command(busy, "status", "--once")
+    (status,) = read_objects(busy.mq.namespace.path, "status", "--once")
     rows = busy.mq.sql("SELECT role, sequencer, epoch FROM sequencers").to_pylist()
     assert [(row["role"], row["sequencer"], row["epoch"]) for row in rows] == [
         ("leader", status["leader"], status["leader_epoch"]),

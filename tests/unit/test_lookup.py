@@ -205,31 +205,6 @@ def test_follower_moves_to_newer_watermarks_without_loading_again(
     assert follower.state.clients == fresh.state.clients
 
 
-def test_offsets_of_open_committed_and_aborted_transactions_are_all_found(mq: Connection) -> None:
-    """Every range of a log is fetched, so each of its offsets is at a bound of some."""
-    producers = [mq.producer(f"tx{number}") for number in range(3)]
-    for turn in range(3):
-        for producer in producers:
-            producer.begin_transaction()
-            producer.send("t", f"{turn}", partition=0)
-            producer.flush()
-        mq.publish("t", pa.table({"value": ["plain"], "partition": [0]}))
-        producers[0].commit_transaction()
-        producers[1].abort_transaction()
-        if turn < 2:
-            producers[2].abort_transaction()
-    for isolation in ("read_uncommitted", "read_committed"):
-        end = mq.end_offsets("t", isolation=isolation)[0]
-        content = {message.offset: message.value for message in mq.fetch("t", partitions=[0], isolation=isolation)}
-        assert len(content) == (12 if isolation == "read_uncommitted" else 5)
-        for start in range(end):
-            for stop in range(start + 1, end + 1):
-                fetched = mq.fetch("t", start={0: start}, end={0: stop}, isolation=isolation)
-                assert [message.offset for message in fetched] == [o for o in sorted(content) if start <= o < stop]
-    for producer in producers:
-        producer.close()
-
-
 def test_a_lookup_that_lacks_offsets_loads_the_namespace_again(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     mq.publish("t", pa.table({"value": ["a", "b"], "partition": [0, 0]}))
     find, calls = log_reader._View.find, list[int]()

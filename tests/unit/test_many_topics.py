@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 from protocol_harness import Harness
 
-from lakemq.engine.client.rows.routing import find_route
-from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
-from lakemq.engine.protocol.projection import project
-from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
 
 BY_TOPIC = ("topics", "topic_ids", "unified_names")
@@ -51,13 +47,3 @@ def test_no_request_iterates_over_all_topics(mq: Harness) -> None:
     assert isinstance(clash, Refusal)
     assert clash.expected == "not to clash with 'topic.1'"
     assert mq.state.subscribers == {}, "of those that are there and have any"
-
-
-def test_timers_projection_and_routes_do_not_iterate_over_all_topics(mq: Harness) -> None:
-    first = len(mq.steps)
-    mq.create("t", 2)
-    mq.one(mq.produce({0: 2}))
-    machine.find_due(mq.state, Time(mq.now_ms))
-    list(machine.find_watched_waits(mq.state))
-    assert [table.num_rows for table in project(mq.state, mq.steps[first:]).values()]
-    assert find_route(mq.state, "t").topics[0].partition_count == 2

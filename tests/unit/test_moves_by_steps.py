@@ -8,7 +8,7 @@ from stateful.player import Player
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules import reconciling
 from lakemq.engine.protocol.values.assignments import GroupStatus
-from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup
+from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic
 
@@ -50,22 +50,6 @@ def test_each_step_moves_some_partitions_until_all_have_moved(protocol: str) -> 
         mq.see()
     assert (counts, count_owned_partitions(mq.state)) == ([4, 8], 10)
     assert (mq.state.groups["g"].status, mq.state.groups["g"].generation) == (GroupStatus.STABLE, 1)
-
-
-def test_new_partitions_are_given_at_once_during_a_delay() -> None:
-    """Only lost partitions wait for their member. Otherwise all others would wait as well."""
-    mq = join_first_member("queue", 4)
-    mq.one(make_join("queue", "C2"))
-    mq.assign()
-    mq.one(LeaveGroup("g", ["C2"]))
-    assert mq.state.groups["g"].not_before_ms
-    mq.one(AlterTopic("t", partitions=12))
-    mq.see(*mq.targets())
-    assert (count_owned_partitions(mq.state), mq.state.list_moving_groups()) == (10, set())
-    mq.now_ms += 5_000
-    mq.expire()
-    mq.assign()
-    assert count_owned_partitions(mq.state) == 12
 
 
 @pytest.mark.parametrize("by_tables", [0, 1])
