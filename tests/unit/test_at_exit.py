@@ -19,18 +19,6 @@ from lakemq.tables.storage.native_calls import NativeCalls
 LONG_S = 30
 
 
-def test_hook_runs_once_and_not_when_cancelled() -> None:
-    hooks, calls = ExitHooks(), []
-    hook = hooks.add(Stage.PRODUCERS, "kept", lambda: calls.append("kept"), LONG_S)
-    cancelled = hooks.add(Stage.PRODUCERS, "cancelled", lambda: calls.append("cancelled"), LONG_S)
-    cancelled.cancel()
-    cancelled.cancel()
-    hooks.run()
-    hooks.run()
-    hook.cancel()
-    assert calls == ["kept"]
-
-
 def test_hanging_or_failing_hook_is_logged_and_others_run(caplog: pytest.LogCaptureFixture) -> None:
     hooks, calls, never_set = ExitHooks(), [], threading.Event()
 

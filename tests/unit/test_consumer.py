@@ -147,8 +147,8 @@ def test_poll_waits_for_offsets_of_an_open_transaction(mq: Connection, group: st
 def test_group_continues_at_its_committed_offsets(mq: Connection, group: str):
     topic = create_filled_topic(mq, 4, 4)
     with mq.consumer(group, assign=[topic]) as consumer:
-        assert consumer.lag() == {(topic, 0): 4, (topic, 1): 4}
         assert consumer.commit() == {}
+        assert consumer.lag() == {(topic, 0): 4, (topic, 1): 4}
         batch = consumer.poll(max_records=4)
         consumer.poll(max_records=2)
         assert consumer.commit(batch) == {(topic, 0): 2, (topic, 1): 2}

@@ -254,7 +254,6 @@ TOPIC_T = {"topic_id": 1, "topic": "t"}
         ),
         ("topics", {"config": None}, "topics.config is null"),
         ("topics", {"config": "5"}, r"topics version \d+: WRITE"),
-        ("watermarks", {"next_topic_id": None}, "watermarks.next_topic_id is null"),
         ("topics", {"topic_id": 77}, "two topics t"),
         ("topics", {"partition_count": 2**31 - 1}, "t with 2147483647 partitions"),
         ("topics", {"partition_count": -1}, "t with -1 partitions"),

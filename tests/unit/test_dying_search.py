@@ -63,21 +63,6 @@ def reject(mq: Harness, count: int, kept_count: int = 0) -> None:
     mq.ask(Acknowledge("g", "C1", [Acknowledgement(*tp, epoch, AckOutcome.REJECT, [dying])]))
 
 
-def test_search_runs_only_while_messages_are_dying(queue: Harness) -> None:
-    clock, tables = ManualClock(), Tables()
-    letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
-    assert letters.is_working(queue.state)
-    assert not letters.take_findings(queue.state)
-    (finding,) = letters.take_findings(queue.state)
-    queue.see(finding)
-    assert not queue.state.dying
-    assert letters.due_in_ms(queue.state) is None
-    assert not letters.is_working(queue.state)
-    clock.sleep(10 * RETRY_MS)
-    assert not letters.take_findings(queue.state)
-    assert len(tables.lookups) == 1
-
-
 def test_search_is_repeated_for_missing_rows_and_later_seldom(queue: Harness) -> None:
     clock, tables = ManualClock(), Tables()
     tables.knows = False

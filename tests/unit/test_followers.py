@@ -231,28 +231,6 @@ def test_polls_find_a_step_without_a_hint(
         assert line._connection is None
 
 
-@pytest.mark.slow
-def test_closing_a_consumer_ends_the_poll_of_another_thread(mq: lakemq.Connection, without_inotify: None) -> None:
-    consumer = mq.consumer(new_name("g"), assign=[new_topic(mq)])
-    errors: list[BaseException] = []
-    begun = threading.Event()
-
-    def poll() -> None:
-        try:
-            begun.set()
-            consumer.poll(timeout_ms=30 * FAR_MS, poll_ms=30 * FAR_MS)
-        except lakemq.errors.IllegalState as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=poll)
-    thread.start()
-    assert begun.wait(PATIENCE_S)
-    consumer.close()
-    thread.join(FAR_MS / 1_000)
-    assert not thread.is_alive()
-    assert len(errors) == 1
-
-
 class SilentLine:
     """A line on which no hint comes."""
 

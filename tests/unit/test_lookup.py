@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from unit.served import CONFIG, until
+from unit.served import CONFIG
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import log_reader
 from lakemq.engine.client.fetch import lookup as lookup_module
 from lakemq.engine.client.fetch import tail as tail_module
-from lakemq.engine.client.fetch.log_reader import REBASE_MS, Reader
+from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.client.fetch.lookup import LOOKUP_SCHEMA, Lookup, OffsetRange, StoredSegments
 from lakemq.engine.client.fetch.tail import TailSegments
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
@@ -172,37 +172,6 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         mq.serving()
         mq.topics.create("t", partitions=2)
         yield mq
-
-
-@pytest.mark.parametrize("between_looks_ms", [2 * REBASE_MS // 3, 2 * REBASE_MS])
-def test_follower_moves_to_newer_watermarks_without_loading_again(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch, between_looks_ms: int
-) -> None:
-    clock = MovableClock()
-    follower = Reader(mq.namespace.store, clock)
-    follower.refresh()
-
-    def load_state(*_: object, **__: object) -> None:
-        raise AssertionError("loaded again")
-
-    for turn in range(6):
-        mq.publish("t", pa.table({"value": [f"{turn}-{n}" for n in range(5)], "partition": [0, 0, 0, 1, 1]}))
-        step = mq.state().step
-        until(lambda step=step: log_reader.read_watermark(mq.namespace.store).step >= step)  # type: ignore[misc]
-        clock.ahead_ms += between_looks_ms
-        with monkeypatch.context() as patched:
-            patched.setattr(log_reader, "load_state", load_state)
-            state = follower.refresh()
-        fresh = Reader(mq.namespace.store, clock)
-        assert fresh.refresh().topic("t").high_watermarks.tolist() == state.topic("t").high_watermarks.tolist()
-        ranges = [OffsetRange(0, 0, 3 * turn + 3), OffsetRange(1, 1, 2 * turn + 2)]
-        segments = [view.find_segments(view.state.topic("t"), ranges, committed=True) for view in (follower, fresh)]
-        assert segments[0].equals(segments[1])
-        assert sum(segments[0]["record_count"].to_pylist()) == 5 * turn + 4
-    assert follower._view._tail._all().num_rows == 0, "all of it is stored by the last watermark"
-    part_counts = [len(parts) for parts in follower._view.tail_rows._parts.values()]
-    assert sum(part_counts) <= 2, "what is in its file by the last watermark is let go"
-    assert follower.state.clients == fresh.state.clients
 
 
 def test_a_lookup_that_lacks_offsets_loads_the_namespace_again(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from lakemq.engine.protocol.values.groups import (
     LeaveGroup,
     ReleasePartitions,
 )
-from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteTopic
+from lakemq.engine.protocol.values.topics import CreateTopic
 
 
 class NameOnlyDict(dict[str, Group]):
@@ -51,20 +51,3 @@ def test_no_step_iterates_over_all_groups() -> None:
     mq.now_ms += 1
     assert machine.find_due(mq.state, Time(mq.now_ms, mq.now_ms), with_expiries=False) == []
     assert (mq.state.groups_with_members, mq.state.waiting_groups) == ({"g"}, set())
-
-
-def test_changed_topic_touches_only_groups_that_read_it() -> None:
-    mq = Harness()
-    mq.create("t", 1)
-    mq.create("u", 1)
-    mq.one(_join("g", "C1"))
-    mq.one(ConfigureGroup("idle", {}, create=True))
-    mq.one(AlterTopic("t", partitions=2))
-    assert mq.state.touched_groups == {"g"}
-    assert len(mq.state.groups["g"].assignments) == 2
-    mq.one(DeleteTopic("u"))
-    assert mq.state.touched_groups == set()
-    mq.one(LeaveGroup("g", ["C1"]))
-    mq.one(DeleteTopic("t"))
-    assert mq.state.touched_groups == {"g"}
-    assert not mq.state.groups["g"].assignments
