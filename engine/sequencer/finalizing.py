@@ -30,12 +30,15 @@ class Finalizing:
         executor: Executor,
         clock: Clock,
         interval_ms: int,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
         write: takes the topics, writes files, and passes each on when it is written.
         interval_ms: from the beginning of a run to the next. 0: there are none.
+        wake: lets the next step begin. A thread calls it when a file is written, and when a run has ended.
         """
         self._write, self._executor, self._clock, self._interval_ms = write, executor, clock, interval_ms
+        self._wake = wake
         self._begun_ms = self._due_ms = clock.steady_ms()
         self._running: Future[None] | None = None
         self._written: deque[tuple[float, RangesWritten]] = deque()
@@ -49,9 +52,11 @@ class Finalizing:
         )
 
     def due_in_ms(self) -> float | None:
-        """Return in how many ms there is work. None: never."""
-        if self.is_working:
-            return _SOON_MS
+        """Return in how many ms there is work. None: not before `wake`, or never."""
+        if self._written:
+            return 0
+        if self._running is not None:
+            return None
         return max(_SOON_MS, self._due_ms - self._clock.steady_ms()) if self._interval_ms else None
 
     def take_written(self, state: State) -> list[RangesWritten]:
@@ -68,6 +73,7 @@ class Finalizing:
         if self._interval_ms and self._running is None and not self._written and now_ms >= self._due_ms:
             self._begun_ms, self._due_ms = now_ms, now_ms + self._interval_ms
             self._running = self._executor.submit(self._write, state.snapshot().topics, self._put)
+            self._running.add_done_callback(lambda _: self._wake())
         batch: dict[int, RangesWritten] = {}
         while self._written and len(batch) < _MANY_FILES and self._written[0][1].topic_id not in batch:
             _, written = self._written.popleft()
@@ -77,6 +83,7 @@ class Finalizing:
     def _put(self, written: RangesWritten) -> None:
         """Take a file from the thread of the run."""
         self._written.append((self._clock.steady_ms(), written))
+        self._wake()
 
     def _report_failure(self, running: Future[None]) -> None:
         error = running.exception()

@@ -165,7 +165,7 @@ class StepReport:
         letters: how many letters it took and decided.
         backlog: more letters wait.
         is_watching: something is overdue, but the leader must observe it longer before it counts: the timeout of a
-            transaction, or the gap before a letter.
+            transaction, or the gap before a letter. Or messages that become final are being written.
         working: work goes on between the steps, or the next step has some: an assignment is being computed or must
             still move, or due messages must still be released.
         due_in_ms: time until members must be checked, a delay of a group ends, or a message is due. None: unknown.
@@ -204,7 +204,8 @@ class Sequencer(ProcessBound):
             new_file_id: returns a random id for a data file.
             background: writes projections. By default the sequencer has threads of its own.
             locks: tell which leaders' processes have ended. Without them, a lease that is not renewed must run out.
-            has_lines: whether clients may connect to it while it leads. `news` is set when a letter came on a line.
+            has_lines: whether clients may connect to it while it leads. `news` is set when a letter came on a line,
+                and when messages that become final are written.
         """
         self.news = threading.Event()
         self._has_lines = has_lines
@@ -227,7 +228,7 @@ class Sequencer(ProcessBound):
         self._observers = background or Workers(2, "lakemq-watch")
         self._finalizer = background or Workers(1, "lakemq-final")
         self._term_factory = TermFactory(
-            namespace, clock, new_file_id, self._executor, self._observers, self._finalizer, crash_point
+            namespace, clock, new_file_id, self._executor, self._observers, self._finalizer, crash_point, self.news.set
         )
         self._limits = build_limits(namespace.config)
         quarantine = Quarantine(namespace.files, self._mailbox)
@@ -449,7 +450,7 @@ class Sequencer(ProcessBound):
             step=term.state.step,
             letters=len(letters.taken),
             backlog=letters.backlog,
-            is_watching=letters.gaps or has_unobserved_timeout(term.state, time),
+            is_watching=letters.gaps or has_unobserved_timeout(term.state, time) or term.finalizing.is_working,
             working=term.is_working,
             due_in_ms=term.due_in_ms(),
             observation_left_ms=term.attendance.observation_left_ms(term.state),

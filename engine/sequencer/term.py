@@ -114,8 +114,7 @@ class Term:
     @property
     def is_working(self) -> bool:
         """Whether the next step has work without a letter, or work in another thread is unfinished."""
-        looks = self.retention.is_working or self.dying_search.is_working(self.state) or self.finalizing.is_working
-        looks |= self.is_occurrence_due
+        looks = self.retention.is_working or self.dying_search.is_working(self.state) or self.is_occurrence_due
         is_computing = self.targets.is_working or looks or self.delay_queue.is_working(self.time.store_ms())
         return is_computing or bool(self.state.list_moving_groups())
 
@@ -176,12 +175,14 @@ class TermFactory:
         watching: Executor,
         finalizing: Executor,
         crash_point: crash.CrashPoint,
+        wake: Callable[[], None],
     ) -> None:
         """Take executors: projecting writes projections, watching reads and computes for the leader, finalizing writes
-        files of final messages.
+        files of final messages. wake: lets the next step begin; any thread may call it.
         """
         self._ns, self._clock, self._new_file_id, self._crash_point = namespace, clock, new_file_id, crash_point
         self._projecting, self._watching, self._finalizing = projecting, watching, finalizing
+        self._wake = wake
         self._plug_ins = PlugInThreads()
 
     def begin(self, step: int | None) -> Term | None:
@@ -272,7 +273,8 @@ class TermFactory:
 
     def _make_finalizing(self) -> Finalizing:
         writer = FinalFileWriter(self._ns.store, self._new_file_id, self._crash_point)
-        return Finalizing(writer.write, self._finalizing, self._clock, self._ns.config.ms("final.interval.ms"))
+        interval_ms = self._ns.config.ms("final.interval.ms")
+        return Finalizing(writer.write, self._finalizing, self._clock, interval_ms, self._wake)
 
     def _make_retention_search(self) -> RetentionSearch:
         interval_ms = self._ns.config.ms("retention.check.interval.ms")

@@ -416,17 +416,20 @@ def test_second_writer_of_a_range_is_refused(core: Harness) -> None:
     assert core.state.topics[1].final_offsets.tolist() == [5, 0]
 
 
+class _Run(Executor):
+    """The run that a test plays: `put` is what it passes files to, and `future` is its end."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        _, self.put = args
+        self.future = Future[None]()
+        return self.future
+
+
 def test_files_of_a_long_run_are_decided_as_they_come(core: Harness) -> None:
-    clock, run = ManualClock(), list[Any]()
-
-    class Later(Executor):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            run.extend(args)
-            return Future()
-
-    finalizing = Finalizing(lambda topics, put: None, Later(), clock, 100)
+    clock, run = ManualClock(), _Run()
+    finalizing = Finalizing(lambda topics, put: None, run, clock, 100)
     assert finalizing.take_written(core.state) == []
-    _, put = run
+    put = run.put
     first, second = RangesWritten(1, [FILE], [range_of(0, 2)]), RangesWritten(1, [FILE], [range_of(3, 4)])
     clock.sleep(2 * STALE_MS)
     put(first)
@@ -441,3 +444,18 @@ def test_deleted_offsets_need_no_file(core: Harness) -> None:
     core.one(DeleteRecords("t", {0: 4}))
     assert core.see(RangesWritten(1, [FILE], [range_of(0, 4)])) == []
     assert core.see(RangesWritten(1, [FILE], [range_of(4, 4)])) == ["ranges_finalized"]
+def test_leader_rests_until_a_file_is_written_and_when_a_run_has_ended(core: Harness) -> None:
+    run, woken = _Run(), list[str]()
+    finalizing = Finalizing(lambda topics, put: None, run, ManualClock(), 100, lambda: woken.append("woken"))
+    finalizing.take_written(core.state)
+    assert finalizing.due_in_ms() is None
+    run.put(RangesWritten(1, [FILE], [range_of(0, 2)]))
+    assert (len(woken), finalizing.due_in_ms()) == (1, 0)
+    assert finalizing.take_written(core.state)
+    assert finalizing.due_in_ms() is None
+    run.future.set_result(None)
+    assert len(woken) == 2
+    assert finalizing.take_written(core.state) == []
+    assert finalizing.due_in_ms() == 100
+
+
