@@ -197,10 +197,10 @@ def _read_segments(store: Store, topics: Sequence[Topic]) -> pa.Table:
 
     Markers after the last stable offset say how earlier messages have ended.
     """
-    handle = store.open(SEGMENTS)
     ids = [topic.topic_id for topic in topics]
-    if not ids:
+    if not ids:  # on a store, to open a table takes requests
         return SEGMENTS.empty().select(_COLUMNS)
+    handle = store.open(SEGMENTS)
     first = min(int(topic.final_offsets.min()) for topic in topics)
     where = pc.field("topic_id").isin(ids) & pc.field("kind").isin(["data", *_MARKERS])
     rows = handle.read(_COLUMNS, where, last_offset=(first, None), topic_id=(min(ids), max(ids)))

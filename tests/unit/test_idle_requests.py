@@ -103,7 +103,9 @@ class IdleNamespace:
 
     def __init__(self, folder: Path) -> None:
         path = str(folder / "mq")
-        opened = open_namespace(path, load_config(overrides={"project.interval.ms": 1000}), create=True)
+        opened = open_namespace(
+            path, load_config(overrides={"project.interval.ms": 1000, "final.interval.ms": 1000}), create=True
+        )
         self.clock, self._letters = ManualClock(), itertools.count(1)
         self.namespace, self.requests = count_requests(opened)
         self.leader = make_sequencer("leader", self.namespace, self.clock)
