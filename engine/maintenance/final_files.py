@@ -41,7 +41,7 @@ MOST_FILES = 256
 """Files of one run. With ten thousand quiet topics a run takes some of them, those of the longest wait first."""
 _GROUP_BYTES = 8 << 20
 UNPACKED = 4
-"""Unpacked bytes for each byte of a data file, by which the rows of a file are chosen."""
+"""Unpacked bytes for each byte of a file of `final_messages`, by which the files of a rewrite are chosen."""
 _FEW_VALUES = [
     "topic_id",
     "partition",
@@ -294,7 +294,8 @@ def _measure_rows(segments: pa.Table, files: Files) -> dict[int, float]:
         metadata = footer.parse()
         if not is_expected_file(footer_hash, footer.hash, read_journaled_digest(metadata) is not None):
             raise ValueError(f"{file_name(file_id)} is not the file that was published")
-        bytes_per_row[file_id] = UNPACKED * footer.size_bytes / max(1, metadata.num_rows)
+        sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+        bytes_per_row[file_id] = max(footer.size_bytes, sum(sizes)) / max(1, metadata.num_rows)
     return bytes_per_row
 
 

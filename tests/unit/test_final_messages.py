@@ -26,10 +26,13 @@ from unit.served import until
 
 import lakemq
 from lakemq import Connection
-from lakemq.engine.maintenance.final_files import measure_final_lag_ms
+from lakemq.engine.maintenance import final_files
+from lakemq.engine.maintenance.final_files import FinalFileWriter, measure_final_lag_ms
 from lakemq.engine.maintenance.final_table import choose_last_files, list_named_files
 from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.engine.maintenance.row_audit import compare_with_replay
+from lakemq.engine.namespace.crash import nowhere
+from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
@@ -103,6 +106,23 @@ def test_deleted_messages_leave_files_that_have_others(tmp_path: Path) -> None:
         mq.topics.delete_records("a", {0: -1})
         until(lambda: not list_files(path))
         check_each_added_once(mq)
+
+
+def test_rows_that_pack_well_are_written_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a file are in memory."""
+    monkeypatch.setattr(final_files, "FILE_BYTES", 1 << 20)
+    written = list[RangesWritten]()
+    with serve(tmp_path / "mq", settings={"project.interval.ms": 20}) as mq:
+        mq.topics.create("a")
+        mq.publish("a", pa.table({"value": [b"x" * 20_000] * 200}))
+        writer = FinalFileWriter(mq.namespace.store, new_file_id, nowhere)
+
+        def write() -> bool:
+            writer.write(mq.state().topics, written.append)
+            return bool(written)
+
+        until(write)
+    assert len(written) == 4
 
 
 def test_file_with_a_damaged_page_stays_and_holds_nothing_up(tmp_path: Path) -> None:
@@ -440,10 +460,6 @@ def test_files_of_a_long_run_are_decided_as_they_come(core: Harness) -> None:
     assert finalizing.take_written(core.state) == [], "it may be deleted as left over soon"
 
 
-def test_deleted_offsets_need_no_file(core: Harness) -> None:
-    core.one(DeleteRecords("t", {0: 4}))
-    assert core.see(RangesWritten(1, [FILE], [range_of(0, 4)])) == []
-    assert core.see(RangesWritten(1, [FILE], [range_of(4, 4)])) == ["ranges_finalized"]
 def test_leader_rests_until_a_file_is_written_and_when_a_run_has_ended(core: Harness) -> None:
     run, woken = _Run(), list[str]()
     finalizing = Finalizing(lambda topics, put: None, run, ManualClock(), 100, lambda: woken.append("woken"))
@@ -459,3 +475,7 @@ def test_leader_rests_until_a_file_is_written_and_when_a_run_has_ended(core: Har
     assert finalizing.due_in_ms() == 100
 
 
+def test_deleted_offsets_need_no_file(core: Harness) -> None:
+    core.one(DeleteRecords("t", {0: 4}))
+    assert core.see(RangesWritten(1, [FILE], [range_of(0, 4)])) == []
+    assert core.see(RangesWritten(1, [FILE], [range_of(4, 4)])) == ["ranges_finalized"]
