@@ -164,7 +164,7 @@ def write_final_file(
     """
     path = final_file_path(topic, file_id)
     name = f"{FINAL_MESSAGES.name}/{path}"
-    leftovers.announce(FINAL_MESSAGES.name, [path])
+    leftovers.announce_new(FINAL_MESSAGES.name, path)
     crash_point("finalizing.announced")
     with (
         files.open_output(name) as sink,

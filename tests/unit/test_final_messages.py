@@ -41,7 +41,8 @@ from lakemq.engine.sequencer.finalizing import STALE_MS, Finalizing
 from lakemq.jobs.audit import audit
 from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.tables import views
-from lakemq.tables.specs.messages import FINAL_FILES
+from lakemq.tables.specs.messages import FINAL_FILES, FINAL_MESSAGES
+from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.testing import MovableClock, read_dead_letters, serve, wait_until
 
 CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 50, "final.interval.ms": 100}
@@ -123,6 +124,21 @@ def test_rows_that_pack_well_are_written_to_several_files(tmp_path: Path, monkey
 
         until(write)
     assert len(written) == 4
+
+
+def test_announcements_of_new_files_go_when_the_table_has_them(mq: Connection) -> None:
+    """A namespace writes many files, and each pass lists the folder."""
+    mq.topics.create("a")
+    for number in range(3):
+        mq.publish("a", pa.table({"value": [str(number)]}))
+        until(lambda: are_all_final(mq))
+    names = {uri.rpartition("/")[2] for uri in list_files(Path(mq.namespace.path))}
+    leftovers = Leftovers(mq.namespace.files)
+
+    def find_announced() -> set[str]:
+        return names & {Path(path).name for path in leftovers.list_announced_paths(FINAL_MESSAGES.name)}
+
+    until(lambda: not find_announced())
 
 
 def test_file_with_a_damaged_page_stays_and_holds_nothing_up(tmp_path: Path) -> None:

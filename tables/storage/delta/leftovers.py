@@ -53,14 +53,24 @@ class Leftovers:
 
     def announce(self, table: str, paths: Iterable[str]) -> str:
         """Write a durable list of the table's files that a commit will replace or add, and return the list's name."""
-        body = json.dumps([unquote(path) for path in paths]).encode()
-        name = f"{FOLDER}/{table}-{uuid.uuid4().hex}.json"
-        self._files.put(name, body)
+        return self._write_list(table, uuid.uuid4().hex, paths)
+
+    def announce_new(self, table: str, path: str) -> None:
+        """Write a durable list with one file that a later commit, maybe of another process, will add."""
+        self._write_list(table, _find_file_name(path), [path])
+
+    def _write_list(self, table: str, id_: str, paths: Iterable[str]) -> str:
+        name = f"{FOLDER}/{table}-{id_}.json"
+        self._files.put(name, json.dumps([unquote(path) for path in paths]).encode())
         return name
 
     def withdraw(self, name: str) -> None:
         """Delete a list whose files are part of the table now."""
         self._try_delete([name])
+
+    def withdraw_new(self, table: str, paths: Iterable[str]) -> None:
+        """Delete the lists that `announce_new` has written for these files, which are part of the table now."""
+        self._try_delete(f"{FOLDER}/{table}-{_find_file_name(path)}.json" for path in paths)
 
     def list_announced_paths(self, table: str) -> frozenset[str]:
         """Return all paths that the table's lists name."""
@@ -158,6 +168,10 @@ class Leftovers:
         now_ms = self._files.time_ms()
         written = {name: self._files.modified_ms(name) for name in names}
         return [name for name, at_ms in written.items() if at_ms is not None and now_ms - at_ms > age_ms]
+
+
+def _find_file_name(path: str) -> str:
+    return path.rpartition("/")[2].removesuffix(".parquet")
 
 
 def _table_of(name: str) -> str:
