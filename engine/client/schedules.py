@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from ..namespace.clock import Clock
 from ..namespace.process import ProcessBound
-from ..protocol.errors import InvalidRecord
+from ..protocol.errors import InvalidRecord, ScheduleAlreadyExists
 from ..protocol.values.base import copy_fields, find_shared_fields
 from ..protocol.values.schedules import (
     CreateSchedule,
@@ -23,7 +25,7 @@ from ..protocol.values.schedules import (
     ScheduleStatus,
 )
 from ..protocol.values.state import State
-from .arguments import parse_choice, parse_text, parse_topic_name
+from .arguments import parse_choice, parse_flag, parse_text, parse_topic_name
 from .requests.requester import Requester
 from .rows.few_rows import build_few_body
 from .rows.publication import build_produce_ranges, error_of_rejected_rows
@@ -81,6 +83,7 @@ class Schedules(ProcessBound):
         value: bytes | str | None = None,
         headers: Any = None,
         missed: Missed = "once",
+        exist_ok: bool = False,
     ) -> ScheduleDescription:
         """Create a schedule, and return it.
 
@@ -93,10 +96,11 @@ class Schedules(ProcessBound):
             value: value of each message.
             headers: its headers; `schedule.name` and `schedule.time` are added.
             missed: `once` publishes one message for all occurrences that were missed, `skip` none.
+            exist_ok: accept a schedule that exists with the same arguments, also if it is paused.
 
         Raises:
             InvalidSchedule: name, expression or time zone are not valid, or there is no such date.
-            ScheduleAlreadyExists: the name is taken.
+            ScheduleAlreadyExists: the name is taken; with `exist_ok`, the error names what differs.
             UnknownTopicOrPartition: the topic does not exist.
             MessageTooLarge, InvalidRecord, SchemaMismatch: the topics cannot take this message.
             InvalidRequest: there are too many schedules.
@@ -110,10 +114,28 @@ class Schedules(ProcessBound):
             MissedPolicy(parse_choice("missed", missed, [policy.value for policy in MissedPolicy])),
             *self._check_message(topic, parse_bytes("key", key), parse_bytes("value", value), headers),
         )
-        done = self._requester.ask(request)
-        assert isinstance(done, ScheduleDone)
+        may_exist = parse_flag("exist_ok", exist_ok)
         parts = (request.cron, request.time_zone, request.missed, request.key, request.value, request.headers)
-        return _describe(Schedule(request.name, 0, topic, *parts, done.next_at_ms))
+        wanted = Schedule(request.name, 0, topic, *parts, 0)
+        try:
+            done = self._requester.ask(request)
+        except ScheduleAlreadyExists:
+            if not may_exist:
+                raise
+            return self._find_same(_describe(wanted))
+        assert isinstance(done, ScheduleDone)
+        return _describe(replace(wanted, next_at_ms=done.next_at_ms))
+
+    def _find_same(self, wanted: ScheduleDescription) -> ScheduleDescription:
+        """Return the schedule of this name. Raises ScheduleAlreadyExists if it differs from the wanted one."""
+        existing = self.describe(wanted.name)
+        parts = ("topic", "cron", "time_zone", "missed", "key", "value", "headers")
+        if different := [part for part in parts if getattr(existing, part) != getattr(wanted, part)]:
+            raise ScheduleAlreadyExists(
+                f"The schedule {wanted.name} exists with another {', '.join(different)}."
+                " To change it, delete it and create it again."
+            )
+        return existing
 
     def _check_message(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Any

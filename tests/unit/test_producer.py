@@ -179,7 +179,8 @@ BAD: list[tuple[type[LakeMQError], dict[str, Any]]] = [
     (InvalidRecord, {"headers": SECRET}),
     (InvalidRecord, {"headers": [SECRET]}),
     (InvalidRecord, {"headers": [(SECRET.encode(), b"v")]}),
-    (InvalidRecord, {"headers": [("k", SECRET)]}),
+    (InvalidRecord, {"headers": [("k", [SECRET])]}),
+    (InvalidRecord, {"headers": [("k", SECRET + "\ud800")]}),
     (InvalidRecord, {"headers": [("k\ud800", b"v")]}),
     (InvalidRecord, {"on_delivery": "print"}),
 ]
@@ -217,6 +218,13 @@ def test_buffer_that_changes_after_send_is_not_sent_changed(mq: Connection, topi
         key[:], value[:], header[:] = b"???", b"?????", b"??????"
     (row,) = mq.fetch(topic).to_arrow().to_pylist()
     assert (row["key"], row["value"], row["headers"]) == (b"key", b"value", [{"key": "h", "value": b"header"}])
+
+
+def test_text_of_a_header_is_encoded_as_utf_8(mq: Connection, topic: str):
+    with mq.producer() as producer:
+        producer.send(topic, "v", headers={"name": "Zoë", "none": None, "raw": b"\xff"})
+    (message,) = mq.fetch(topic)
+    assert message.headers == (("name", "Zoë".encode()), ("none", None), ("raw", b"\xff"))
 
 
 def test_rejected_records_are_logged_once_per_topic_and_error(

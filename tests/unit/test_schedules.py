@@ -36,6 +36,7 @@ from lakemq.errors import (
     InvalidRequest,
     InvalidSchedule,
     MessageTooLarge,
+    ScheduleAlreadyExists,
     SchemaMismatch,
     UnknownSchedule,
 )
@@ -292,6 +293,21 @@ def test_a_message_has_its_key_value_and_headers_and_those_of_the_occurrence(sho
     assert described.last_at is not None
     assert described.last_at.timestamp() * 1000 == time
     assert described.next_at == described.last_at + timedelta(days=1)
+
+
+@pytest.mark.slow
+def test_a_schedule_that_exists_is_accepted_with_exist_ok_if_its_arguments_are_the_same(tmp_path: Path) -> None:
+    with served(tmp_path) as mq:
+        mq.topics.create("t", 1)
+        arguments: dict[str, Any] = {"cron": "0 8 * * *", "key": "k", "headers": {"h": "x"}}
+        created = mq.schedules.create("daily", "t", **arguments, exist_ok=True)
+        assert mq.schedules.create("daily", "t", **arguments, exist_ok=True) == created
+        mq.schedules.pause("daily")
+        assert mq.schedules.create("daily", "t", **arguments, exist_ok=True).state == "paused"
+        with pytest.raises(ScheduleAlreadyExists, match="exists with another cron, value"):
+            mq.schedules.create("daily", "t", **{**arguments, "cron": "0 9 * * *", "value": "v"}, exist_ok=True)
+        with pytest.raises(ScheduleAlreadyExists):
+            mq.schedules.create("daily", "t", **arguments)
 
 
 @pytest.mark.slow

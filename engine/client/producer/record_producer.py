@@ -20,7 +20,7 @@ from ...namespace.process import ProcessBound
 from ...protocol.errors import BufferFull, IllegalState, InvalidRecord
 from ..arguments import parse_whole_number
 from ..rows.few_rows import build_body
-from ..rows.record import MAX_BYTES, Header, check_callback, check_size, parse_bytes, parse_destination, parse_extras
+from ..rows.record import MAX_BYTES, check_callback, check_size, parse_bytes, parse_destination, parse_extras
 from ..tracing import API, add_trace_to_record, add_trace_to_table
 from .batches import Sender
 from .buffer import Buffer
@@ -83,7 +83,7 @@ class RecordProducer(ProcessBound, ABC):
         topic: str,
         value: bytes | str | None,
         key: bytes | str | None = None,
-        headers: Sequence[Header] | Mapping[str, bytes] | None = None,
+        headers: Sequence[tuple[str, bytes | str | None]] | Mapping[str, bytes | str | None] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         deliver_at: datetime | int | None = None,
@@ -97,7 +97,7 @@ class RecordProducer(ProcessBound, ABC):
             topic: a topic, or a destination that topics subscribe to.
             value: the payload. Text is encoded as UTF-8.
             key: decides the partition. Records of a key keep their order.
-            headers: (name, value) pairs, or a mapping.
+            headers: (name, value) pairs, or a mapping. Text is encoded as UTF-8.
             partition: the partition, instead of one by the key.
             timestamp_ms: epoch milliseconds. Default: when the batch is sent.
             deliver_at: delay the message until this time (with a time zone, or epoch milliseconds).

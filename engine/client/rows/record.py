@@ -133,7 +133,7 @@ def _parse_headers(headers: object) -> tuple[list[Header] | None, int]:
         raise InvalidRecord(
             "The headers are not a list of pairs.",
             found=type(headers).__name__,
-            expected="[(text, bytes)], or a mapping",
+            expected="[(text, bytes or text)], or a mapping",
         )
     listed = [_parse_header(pair) for pair in pairs]
     return listed or None, sum(len(name.encode()) + len(value or b"") for name, value in listed)
@@ -142,12 +142,12 @@ def _parse_headers(headers: object) -> tuple[list[Header] | None, int]:
 def _parse_header(pair: object) -> Header:
     if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
         raise InvalidRecord(
-            "A header is not a pair of text and bytes.", found=_describe_pair(pair), expected="(text, bytes)"
+            "A header is not a pair of a name and a value.",
+            found=_describe_pair(pair),
+            expected="(text, bytes or text)",
         )
     name, value = pair
     _encode("The name of a header", name)
-    if value is not None and not isinstance(value, bytes | bytearray | memoryview):
-        raise InvalidRecord("A header's value is not bytes.", found=type(value).__name__, expected="bytes or None")
     return str(name), parse_bytes("value of a header", value)
 
 
