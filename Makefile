@@ -15,7 +15,7 @@ AIRFLOW_LOCK := tests/airflow/requirements.lock
 PYRIGHT := .venv-pyright
 PYRIGHT_LOCK := tests/pyright/requirements.lock
 # Python 3.11 or newer, able to make a virtual environment: the first that answers, or PYTHON=/path/to/python.
-PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && \
 	{ $$name -m pip --version || $$name -c 'import ensurepip'; } >/dev/null 2>&1 && { echo $$name; break; }; done)
 
