@@ -14,7 +14,15 @@ from msgspec import MsgspecError
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.coordination.step_objects import StepsGone, list_steps, step_name
 from lakemq.tables.storage.delta.delta_log import DeltaLog
-from lakemq.tables.storage.delta.store import DamagedFile, NewerTable, NotATable, Store, find_foreign_commits
+from lakemq.tables.storage.delta.store import (
+    DamagedFile,
+    MissingTable,
+    NewerTable,
+    NotATable,
+    OlderTable,
+    Store,
+    find_foreign_commits,
+)
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.object_stores.objects import RootGone
 
@@ -54,7 +62,7 @@ def store_errors(what: str = "A table or file cannot be read or written.") -> It
 
     Raises:
         StorageError, TableDamaged, NewerFormat: the store failed, or does not hold what it should.
-        NamespaceError: the namespace is gone.
+        NamespaceError: the namespace is gone, or an older version made it.
     """
     try:
         yield
@@ -66,6 +74,11 @@ def store_errors(what: str = "A table or file cannot be read or written.") -> It
         raise damaged_file_error(error) from error
     except NewerTable as error:
         raise NewerFormat(str(error)) from error
+    except (MissingTable, OlderTable) as error:
+        raise NamespaceError(
+            f"The namespace lacks what this LakeMQ needs ({error}): an older version made it, or a part was deleted.",
+            expected="a new namespace, or this one from a backup: no command migrates it",
+        ) from error
     except (OSError, NotATable) as error:
         raise storage_error(what, error, flatten_error(error)) from error
 

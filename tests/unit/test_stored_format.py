@@ -1,6 +1,7 @@
 """Tests of the stored format: only LakeMQ writes the tables, and other versions are refused."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from deltalake.exceptions import DeltaError
 from unit.served import CONFIG
 
 import lakemq
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.errors import NamespaceError, NewerFormat
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.messages import INBOX
+from lakemq.tables.specs.messages import INBOX, SCHEDULES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 from lakemq.tables.specs.topics import TOPICS
@@ -119,3 +121,22 @@ def test_a_namespace_of_an_older_version_is_refused(folder: Path) -> None:
         store.open(JOURNAL)
     with pytest.raises(NamespaceError, match=r"older LakeMQ.*no command of this one migrates it"):
         open_namespace(str(folder))
+
+
+@pytest.mark.parametrize("has_table", [False, True], ids=["without a table", "without a column"])
+def test_a_namespace_that_lacks_a_table_or_a_column_is_refused(folder: Path, has_table: bool) -> None:
+    """As one that was made before these existed. A sequencer ends, because no later try helps."""
+    if has_table:
+        entry = folder / SCHEDULES.name / "_delta_log" / f"{0:020d}.json"
+        entry.write_text(entry.read_text().replace("time_zone", "zone"))
+    else:
+        shutil.rmtree(folder / SCHEDULES.name)
+    lack = r"schedules: columns \['time_zone'\] are missing" if has_table else "schedules: there is no such table"
+    refusal = rf"NOT_A_NAMESPACE: The namespace lacks .*\({lack}\): an older version made it.*Expected a new namespace"
+    with Connection(open_namespace(str(folder))) as mq:
+        with pytest.raises(NamespaceError, match=refusal):
+            mq.schedules.list()
+        sequencer = mq.sequencer()
+        with pytest.raises(NamespaceError, match=refusal):
+            sequencer.try_lead()
+        sequencer.resign()

@@ -197,6 +197,10 @@ class OlderTable(NotATable):
     """An older version of LakeMQ wrote the table, and it was not migrated."""
 
 
+class MissingTable(NotATable):
+    """There is no table of this name, though a namespace of this version has one."""
+
+
 class TableHandle:
     """A Delta table at one version. A commit moves it to the next version, `reopen` to the newest."""
 
@@ -503,7 +507,7 @@ class Store:
             raise OlderTable(f"{spec.name}: schema version {version}, this LakeMQ needs {SCHEMA_VERSION}")
         missing = [n for n in spec.stored_schema.names if n not in stored.names]
         if missing:
-            raise NotATable(f"{spec.name}: columns {missing} are missing")
+            raise OlderTable(f"{spec.name}: columns {missing} are missing")
         return TableHandle(self, spec, table)
 
     @NATIVE_CALLS.guard
@@ -527,6 +531,8 @@ class Store:
                 table = DeltaTable(self.uri(spec), storage_options=self._options)
                 return table, pa.schema(table.schema()), dict(table.metadata().configuration)
             except TableNotFoundError as error:
+                if not self.exists(spec):  # else this user may not read it
+                    raise MissingTable(f"{spec.name}: there is no such table") from error
                 text, cause = self.explain(error)
                 raise NotATable(f"{spec.name}: {text}") from cause
             except (DeltaError, OSError) as error:
