@@ -104,6 +104,7 @@ class Schedules(ProcessBound):
             UnknownTopicOrPartition: the topic does not exist.
             MessageTooLarge, InvalidRecord, SchemaMismatch: the topics cannot take this message.
             InvalidRequest: there are too many schedules.
+            StorageError: the sequencer cannot read its file of the time zone now.
         """
         topic = parse_topic_name("topic", topic)
         request = CreateSchedule(

@@ -186,12 +186,12 @@ class FinalTable:
         if removed or added[True]:
             self._leftovers.announce(FINAL_MESSAGES.name, [file.path for file in removed])
             final.replace_at(final.version, added[True], removed, moved=True)
+        self._leftovers.withdraw_new(FINAL_MESSAGES.name, [file.path for new in added.values() for file in new])
         return missing
 
     def _write_files(self, final: TableHandle, rows: pa.Table, live: LiveState, now_ms: int) -> list[_Rewrite]:
         """Write the files that take the place of others, about as many as one pass has time for."""
         stored = {parse_final_file_id(file.path): file for file in final.files()}
-        self._leftovers.withdraw_new(FINAL_MESSAGES.name, [file.path for new in added.values() for file in new])
         merges = self.has_more or self._merged_at_ms is None or now_ms - self._merged_at_ms >= self._hold_ms
         if merges:
             self._merged_at_ms = now_ms

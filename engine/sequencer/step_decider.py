@@ -193,6 +193,8 @@ Observation = MemberSilent | TargetComputed | LogOutgrown | DyingFound | RangesW
 
 MAX_OCCURRENCES = 1_000
 """Most recurring messages of a step: their rows have at most 16 MB, and to find them takes a tenth of a second."""
+RETRY_MS = 5_000
+"""How long recurring messages wait after a fault that may pass. One is missed after a minute."""
 
 
 def build_recurring_rows(recurring: Sequence[DueOccurrence], now_ms: int) -> FewRows | None:
@@ -259,8 +261,19 @@ class StepDecider:
         return [decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
 
     def find_recurring(self, term: Term) -> list[DueOccurrence]:
-        """Return occurrences that are due by the store's time, as delayed messages are."""
-        return find_due_occurrences(term.state, term.time.store_ms(), MAX_OCCURRENCES)
+        """Return occurrences that are due by the store's time, as delayed messages are.
+
+        If one meets a fault that may pass, all that are due later wait for the next try.
+        """
+        if not term.is_occurrence_due:
+            return []
+        now_ms = term.time.store_ms()
+        recurring = find_due_occurrences(term.state, now_ms, MAX_OCCURRENCES)
+        if failed := [occurrence for occurrence in recurring if occurrence.may_pass]:
+            term.recurring_from_ms = now_ms + RETRY_MS
+            text = "The schedule %s and %d others are tried again in %d ms. %s"
+            log.error(text, failed[0].schedule.name, len(failed) - 1, RETRY_MS, failed[0].error)
+        return [occurrence for occurrence in recurring if not occurrence.may_pass]
 
     def decide(
         self,

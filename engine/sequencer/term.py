@@ -88,6 +88,7 @@ class Term:
         all_seen_at_ms: when the mailbox was last read completely.
         lines: to clients that are connected. None: all letters come through the mailbox.
         failed_due: timers that met an unexpected error, and are left out for the rest of the term.
+        recurring_from_ms: the store's time up to which recurring messages are put off, after a fault that may pass.
     """
 
     state: State
@@ -108,6 +109,7 @@ class Term:
     all_seen_at_ms: int
     observed_waits: ObservedWaits = field(default_factory=ObservedWaits)
     failed_due: set[machine.DueTimer] = field(default_factory=set)
+    recurring_from_ms: int = 0
     lines: LineServer | None = None
     events: EventLog = field(default_factory=EventLog)
 
@@ -120,8 +122,13 @@ class Term:
 
     @property
     def is_occurrence_due(self) -> bool:
-        """Whether a recurring message is due."""
-        return self.state.schedules.is_due(self.time.store_ms())
+        """Whether a recurring message is due, and not put off."""
+        now_ms = self.time.store_ms()
+        return now_ms >= self.recurring_from_ms and self.state.schedules.is_due(now_ms)
+
+    def _next_occurrence_in_ms(self) -> int | None:
+        at_ms = self.state.schedules.next_at_ms
+        return None if at_ms is None else max(0, max(at_ms, self.recurring_from_ms) - self.time.store_ms())
 
     def use_lines(self, lines: LineServer | None) -> None:
         """Take letters also from these lines, and tell their followers of steps."""
@@ -158,7 +165,7 @@ class Term:
             self.retention.due_in_ms(),
             self.dying_search.due_in_ms(self.state),
             self.finalizing.due_in_ms(),
-            None if (at_ms := self.state.schedules.next_at_ms) is None else max(0, at_ms - self.time.store_ms()),
+            self._next_occurrence_in_ms(),
         )
         return min((delay for delay in (*looks, *deadlines) if delay is not None), default=None)
 

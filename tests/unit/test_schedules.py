@@ -1,8 +1,10 @@
 """Recurring messages: their times, what is published, and what is refused."""
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -18,6 +20,8 @@ from typer.testing import Result
 from unit.served import run_sql, served, wait_for_files
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.config import load_config
+from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules import schedules
 from lakemq.engine.protocol.rules.schedules import find_due_occurrences
@@ -27,6 +31,7 @@ from lakemq.engine.protocol.values.schedules import (
     MissedPolicy,
     PauseSchedule,
     Schedule,
+    ScheduleStatus,
 )
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic
@@ -38,6 +43,7 @@ from lakemq.errors import (
     MessageTooLarge,
     ScheduleAlreadyExists,
     SchemaMismatch,
+    StorageError,
     UnknownSchedule,
 )
 from lakemq.testing import MovableClock, read_all, wait_until
@@ -222,6 +228,27 @@ def test_a_schedule_is_paused_if_its_next_time_cannot_be_computed(
     assert "The schedule a is paused." in caplog.text
 
 
+def fail_to_open(name: str) -> ZoneInfo:
+    raise OSError(errno.EMFILE, "Too many open files", name)
+
+
+def test_an_occurrence_waits_while_the_file_of_its_time_zone_cannot_be_read(
+    mq: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mq.now_ms += HOUR_MS
+    with monkeypatch.context() as patch:
+        patch.setattr(schedules, "ZoneInfo", fail_to_open)
+        assert mq.recur() == []
+        refusal = mq.refused(CreateSchedule("c", "t", "0 * * * *"))
+        assert (refusal.error, refusal.found) == (StorageError.name, "Too many open files")
+    assert {schedule.status for schedule in mq.state.schedules} == {ScheduleStatus.ACTIVE}
+    assert mq.recur() == ["occurrence_decided"] * 2
+
+
+def test_a_name_that_is_a_folder_of_time_zones_is_refused(mq: Harness) -> None:
+    assert mq.refused(CreateSchedule("c", "t", "0 * * * *", "Europe")).error == InvalidSchedule.name
+
+
 def test_an_occurrence_that_fails_unexpectedly_pauses_its_schedule_and_no_other(
     mq: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +337,30 @@ def test_a_schedule_that_exists_is_accepted_with_exist_ok_if_its_arguments_are_t
             mq.schedules.create("daily", "t", **arguments)
 
 
+def test_the_leader_rests_before_it_reads_a_time_zone_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(step_decider, "RETRY_MS", HOUR_MS)
+    clock = MovableClock()
+    with Connection(open_namespace(str(tmp_path / "mq"), load_config(), create=True), clock=clock) as mq:
+        with mq.serving():
+            mq.topics.create("t", 1)
+            mq.schedules.create("daily", "t", cron="0 8 * * *")
+        sequencer = mq.sequencer()
+        assert sequencer.try_lead()
+        clock.ahead_ms += 24 * HOUR_MS
+        with monkeypatch.context() as patch:
+            patch.setattr(schedules, "ZoneInfo", fail_to_open)
+            for _ in range(10):
+                sequencer.step()
+        assert caplog.text.count("The schedule daily and 0 others are tried again") == 1
+        assert read_all(mq, "t") == []
+        clock.ahead_ms += HOUR_MS
+        sequencer.step()
+        assert len(read_all(mq, "t")) == 1
+        sequencer.resign()
+
+
 @pytest.mark.slow
 def test_a_step_publishes_some_and_the_next_ones_the_others(shop: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_decider, "MAX_OCCURRENCES", 2)
@@ -335,6 +386,8 @@ def test_another_leader_knows_schedules_and_sql_shows_them(tmp_path: Path) -> No
         mq.schedules.delete("c")
         before = mq.schedules.list()
         wait_for_files(mq)
+        names = mq.sql("SELECT * FROM current_schedules").column_names
+        assert sorted(names) == sorted(asdict(before[0])), "SQL, Python and the command use the same words"
         rows = run_sql(mq, "SELECT name, state, reason, next_at IS NULL, missed FROM current_schedules ORDER BY name")
         assert [tuple(row) for row in rows] == [
             ("a", "paused", "paused by request", True, "once"),

@@ -24,6 +24,7 @@ from ..errors import (
     MessageTooLarge,
     ScheduleAlreadyExists,
     StaleTopicMetadata,
+    StorageError,
 )
 from ..hashing import partition_few_keys
 from ..names import MAX_LENGTH, find_reached_topics, is_name, shorten
@@ -68,7 +69,7 @@ MISSED_AFTER_MS = 60_000
 
 
 def _iterate_occurrences(cron: str, time_zone: str, after_ms: int) -> Iterator[int]:
-    """Yield the occurrences after a time, in order. Raises InvalidSchedule."""
+    """Yield the occurrences after a time, in order. Raises InvalidSchedule, StorageError."""
     if len(cron) > _MAX_CRON or len(cron.split()) != 5:
         raise InvalidSchedule("This is not a cron expression.", found=shorten(cron), expected=_FIELDS)
     zone, last_ms = _find_zone(time_zone), after_ms
@@ -87,24 +88,30 @@ def _iterate_occurrences(cron: str, time_zone: str, after_ms: int) -> Iterator[i
 
 
 def _find_zone(name: str) -> ZoneInfo:
+    """Return a time zone. Raises InvalidSchedule: there is none of this name. StorageError: it cannot be read now."""
     expected = "a name of the IANA database, such as 'Europe/Berlin'"
     if not 1 <= len(name) <= _MAX_ZONE:
         raise InvalidSchedule("The time zone is not known.", found=shorten(name), expected=expected)
     try:
         return ZoneInfo(name)
-    except (KeyError, ValueError, OSError):
+    except (KeyError, ValueError, IsADirectoryError, NotADirectoryError):
         raise InvalidSchedule("The time zone is not known.", found=name, expected=expected) from None
+    except OSError as error:  # such as too many open files
+        text = f"The sequencer cannot read its file of the time zone {name}."
+        raise StorageError(text, found=error.strerror or type(error).__name__) from error
 
 
 def find_next_ms(cron: str, time_zone: str, after_ms: int) -> int:
-    """Return the first occurrence after a time. Raises InvalidSchedule."""
+    """Return the first occurrence after a time. Raises InvalidSchedule, StorageError."""
     for at_ms in _iterate_occurrences(cron, time_zone, after_ms):
         return at_ms
     raise InvalidSchedule("The cron expression never occurs.", found=cron, expected="a date that exists")
 
 
 def _find_times(schedule: Schedule, now_ms: int) -> tuple[int, int]:
-    """Return the last occurrence up to now of a schedule that is due, and the next one. Raises InvalidSchedule.
+    """Return the last occurrence up to now of a schedule that is due, and the next one.
+
+    Raises InvalidSchedule, StorageError.
 
     Half a million may have been missed in a year, so this halves the time in which the last one is.
     """
@@ -129,6 +136,8 @@ def _find_occurrence(state: State, schedule: Schedule, now_ms: int, start: int) 
     """Return a due occurrence. start: where partitions of messages without a key begin to take turns."""
     try:
         last_ms, next_at_ms = _find_times(schedule, now_ms)
+    except StorageError as error:
+        return DueOccurrence(schedule, error=str(error), may_pass=True)
     except Exception as error:  # this machine's time zones may differ; one schedule must not hold up the others
         return DueOccurrence(schedule, error=f"Its next time cannot be computed: {error}")
     if schedule.missed is MissedPolicy.SKIP and now_ms - last_ms >= MISSED_AFTER_MS:
@@ -150,7 +159,8 @@ def _place(topic: Topic, schedule: Schedule, start: int) -> tuple[TopicRef, int]
 def decide_create(state: State, request: CreateSchedule, inputs: DecisionInputs) -> Decision:
     """Create a schedule. Its first occurrence is the first after now.
 
-    Raises InvalidSchedule, ScheduleAlreadyExists, UnknownTopicOrPartition, MessageTooLarge, InvalidRequest.
+    Raises InvalidSchedule, ScheduleAlreadyExists, UnknownTopicOrPartition, MessageTooLarge, InvalidRequest,
+    StorageError.
     """
     if not is_name(request.name):
         raise InvalidSchedule(
@@ -212,10 +222,10 @@ def decide_occurrence(state: State, due: DueOccurrence, inputs: DecisionInputs) 
     """Publish a due occurrence. inputs.inline: a row for each of its copies.
 
     If the schedule or its topics have changed since the leader has looked, nothing happens, and the next step looks
-    again.
+    again. So it does if an error may pass.
     """
     schedule = state.schedules.get(due.schedule.name)
-    if schedule is None or schedule != due.schedule:
+    if schedule is None or schedule != due.schedule or due.may_pass:
         return Decision(Done())
     if due.error:
         return Decision(Done(), (JournalEntry(SchedulePaused(schedule.name, due.error)),))

@@ -159,6 +159,7 @@ class DueOccurrence:
         copies: a topic and a partition for each row.
         metadata_step: the step as of which the topics were found.
         error: why the times cannot be computed; empty if they can.
+        may_pass: whether the error may pass, so that the occurrence waits and the schedule stays active.
     """
 
     schedule: Schedule
@@ -167,6 +168,7 @@ class DueOccurrence:
     copies: tuple[tuple[TopicRef, int], ...] = ()
     metadata_step: int = 0
     error: str = ""
+    may_pass: bool = False
 
 
 @dataclass
