@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import lakemq
 from lakemq.engine.client.arguments import parse_whole_number
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lakemq.engine.client.producer.options import ProducerKeywords
     from lakemq.engine.client.producer.producer import Producer
 
+P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C", bound=Consumer)
 SomeConsumer = TypeVar("SomeConsumer", bound="AsyncConsumer[Any]")
@@ -99,11 +100,22 @@ class AsyncConnection:
     def __init__(self, sync: lakemq.Connection, run: Run) -> None:
         self.sync, self._run = sync, run
 
-    async def run(self, call: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+    async def run(self, call: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         """Await a call that blocks, such as a method of `sync`. A cancelled call still ends in its thread.
 
+        Args:
+            call: any method of `sync` and of what it gives, as `topics` and `schedules`; or a function of yours.
+            *arguments: of the call. Type checkers compare them with it.
+            **keywords: of the call.
+
+        Returns:
+            What the call returns. To read a fetch or a stream to its end, put the loop into a function of yours.
+
+        Raises:
+            LakeMQError: what the call raises.
+
         Example:
-            >>> await mq.run(mq.sync.publish, "orders", table)  # doctest: +SKIP
+            >>> await mq.run(mq.sync.schedules.create, "daily", "reports", cron="0 8 * * *")  # doctest: +SKIP
         """
         result: T = await self._run(call, *arguments, **keywords)
         return result

@@ -110,6 +110,7 @@ next(iter(mq.fetch('t'))).value + 1
 aio.consumer('g', topics='orders')
 aio.consumer('g', topics=['t'], protocol='classic').nack(1)
 aio.producer(lingerms=5)
+aio.run(mq.schedules.create, 7)
 """
 
 MYPY_FOR_PAGES = (
