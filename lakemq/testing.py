@@ -82,6 +82,9 @@ class MovableClock(SystemClock):
         process stay in their groups, although they did not poll meanwhile. What threads of the sequencer do follows
         soon: wait for the removal of old messages, and for dead letters.
 
+        First `wait_until_idle` for each group with a worker. A message that its worker gives back after the clock has
+        moved waits from then on, until you advance again.
+
         Args:
             days: these and the others are added up.
             hours: as days.
@@ -91,6 +94,10 @@ class MovableClock(SystemClock):
         Raises:
             ValueError: the clock would go back.
             TimeoutError: due messages were not released in time.
+
+        Example:
+            >>> wait_until_idle(mq, "ship")  # doctest: +SKIP
+            >>> mq_clock.advance(minutes=30)  # doctest: +SKIP
         """
         from lakemq.errors import GroupIdNotFound, UnknownMemberId
 
@@ -227,7 +234,8 @@ def read_dead_letters(
     except TimeoutError:
         of_group = "" if group is None else f" of group {group!r}"
         text = f"Waited {timeout_s:g} s for {at_least} dead letters{of_group}: there are {len(letters)}."
-        raise TimeoutError(text) from None
+        hint = "If a retry waits, its worker was busy when the clock moved: wait_until_idle first, then advance."
+        raise TimeoutError(f"{text} {hint}") from None
     return letters
 
 
