@@ -122,6 +122,9 @@ def connect(
         NewerFormat: a newer version of LakeMQ has written it.
         InvalidConfig, InvalidRequest: an argument is not valid.
         IllegalState: in a forked process.
+
+    Example:
+        >>> mq = lakemq.connect("data/shop", create=True)  # doctest: +SKIP
     """
     # imported here because executors import lakemq without the client's dependencies
     from lakemq.engine.client.arguments import invalid_argument, parse_flag, parse_mapping, parse_path

@@ -63,6 +63,10 @@ class Connection(LogAccess):
     """A connection to a namespace. Close it, or use it as a context manager. Thread-safe.
 
     It belongs to the process that created it. A forked process gets IllegalState.
+
+    Example:
+        >>> with lakemq.connect("data/shop") as mq:  # doctest: +SKIP
+        ...     mq.topics.create("orders", 4)
     """
 
     def __init__(
@@ -215,7 +219,11 @@ class Connection(LogAccess):
         return self._rows.publish(publication, data, columns, order_by)
 
     def drain_inbox(self) -> DrainReport:
-        """Publish the rows that SQL inserted into `inbox`, exactly once. Raises IllegalState without Spark."""
+        """Publish the rows that SQL inserted into `inbox`, exactly once, and return a report.
+
+        Raises:
+            IllegalState: there is no Spark session.
+        """
         spark = self._find_spark()
         from .publish.inbox import Inbox  # pyspark is heavy, and not every client has it
 
@@ -395,6 +403,9 @@ class Connection(LogAccess):
 
         Close it, or use it as a context manager: it then answers this connection's requests, and hands over the lease.
         If you do not close it, it does so when the interpreter ends, but not after SIGKILL or an unhandled SIGTERM.
+
+        Returns:
+            The service. Its `close` ends it.
         """
         self._check_open()
         return self._open.register(self._sequencers.serve(self.requester.waited_ms), self._open.serving.append)

@@ -138,11 +138,26 @@ class LogAccess(ProcessBound):
         return self._fetcher.follow_log(first, isolation, poll_ms, self._check_open)
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:
-        """Return partition -> first offset that still exists."""
+        """Return partition -> first offset that still exists.
+
+        Args:
+            topic: name of the topic.
+
+        Raises:
+            UnknownTopicOrPartition: the topic does not exist.
+        """
         return {partition: bounds.first for partition, bounds in self._bounds(topic, "read_committed").items()}
 
     def end_offsets(self, topic: str, isolation: Isolation = "read_committed") -> dict[int, int]:
-        """Return partition -> offset after the last message that a fetch of this isolation sees."""
+        """Return partition -> offset after the last message that a fetch of this isolation sees.
+
+        Args:
+            topic: name of the topic.
+            isolation: `read_committed` or `read_uncommitted`.
+
+        Raises:
+            UnknownTopicOrPartition: the topic does not exist.
+        """
         return {partition: bounds.end for partition, bounds in self._bounds(topic, isolation).items()}
 
     def _bounds(self, topic: str, isolation: Isolation) -> dict[int, Bounds]:
@@ -163,6 +178,10 @@ class LogAccess(ProcessBound):
 
         Returns:
             A dict; None for a partition without such a message.
+
+        Raises:
+            UnknownTopicOrPartition: the topic, or a partition, does not exist.
+            InvalidRequest: a time is not valid.
         """
         self._check_open()
         requested = {
@@ -381,6 +400,9 @@ class LogAccess(ProcessBound):
             topics: topics to consume.
             protocol: of the group. Default: as the group is; `cooperative` where it is new.
             **options: options of `consumer`.
+
+        Raises:
+            InvalidRequest, InvalidConfig: an argument is not valid.
         """
         self._check_open()
         named = parse_topic_names("topics", topics)

@@ -1,8 +1,10 @@
 """The docs say what is: generated pages are fresh, links lead somewhere, names, manifests and tables are right."""
 
 import configparser
+import doctest
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,6 +15,7 @@ import typer
 import yaml
 from unit.pages import CHECKOUT, DOCS, read_blocks, read_page
 
+import lakemq
 from lakemq.engine.client.consume.options import CONSUMER
 from lakemq.engine.client.producer.options import PRODUCER
 from lakemq.engine.client.topics import TOPIC
@@ -167,6 +170,48 @@ def test_options_of_kafka_on_the_page_exist_or_are_refused_with_a_reason() -> No
     same = {name for name, cell in options.items() if cell in ("the same", "settings of a topic, the same")}
     assert len(same) >= 12
     assert same <= own
+
+
+# -- docstrings of public names -------------------------------------------------------------------------
+
+
+WITHOUT_ERRORS = ("ConsumerBatch.explain", "RebalanceListener.")
+"""The first is for the consumer. Methods of the others are the user's."""
+
+
+def list_public_calls() -> Iterator[tuple[str, Callable[..., object]]]:
+    """Yield functions of `lakemq`, and methods of its classes, but those of the standard library."""
+    for name, item in ((name, getattr(lakemq, name)) for name in lakemq.__all__):
+        if inspect.isfunction(item):
+            yield name, item
+        for method, function in inspect.getmembers(item, inspect.isfunction) if inspect.isclass(item) else ():
+            if method[0] != "_" and function.__module__.startswith("lakemq."):
+                yield f"{name}.{method}", function
+
+
+def test_public_names_show_an_example_that_compiles() -> None:
+    names = [name for name in lakemq.__all__ if not inspect.ismodule(getattr(lakemq, name))]
+    examples = {name: doctest.DocTestParser().get_examples(getattr(lakemq, name).__doc__) for name in names}
+    assert [name for name in names if not examples[name]] == []
+    for example in (example for listed in examples.values() for example in listed):
+        compile(example.source, example.source, "single")
+
+
+def test_public_calls_document_arguments_results_and_errors() -> None:
+    """A call without arguments may have no errors of its own."""
+    undocumented = []
+    for name, call in list_public_calls():
+        text, signature = inspect.getdoc(call) or "", inspect.signature(call)
+        parameters = [parameter.lstrip("*") for parameter in signature.parameters if parameter != "self"]
+        arguments = text.partition("Args:\n")[2]
+        missing = [parameter for parameter in parameters if not re.search(rf"^ +\**{parameter}: ", arguments, re.M)]
+        missing += [] if text else ["docstring"]
+        if signature.return_annotation != "None" and not re.search(r"return|yield|None", text, re.I):
+            missing.append("Returns")
+        if parameters and "Raises" not in text and not name.startswith(WITHOUT_ERRORS):
+            missing.append("Raises")
+        undocumented += [f"{name}: {what}" for what in missing]
+    assert undocumented == []
 
 
 # -- Kafka's tools --------------------------------------------------------------------------------------

@@ -104,6 +104,10 @@ class ConsumerBatch(ProcessBound):
             hold no message for this reader.
         ownership: (topic, partition) -> since when the member of a group has it, for every partition in `offsets`.
         outcome: `PollOutcome.MESSAGES`, or the reason for an empty batch.
+
+    Example:
+        >>> batch = consumer.poll(timeout_ms=1_000)  # doctest: +SKIP
+        >>> rows = batch.to_arrow() if batch else None  # doctest: +SKIP
     """
 
     ownership: Mapping[TopicPartition, Ownership] = {}
@@ -121,7 +125,13 @@ class ConsumerBatch(ProcessBound):
     def explain(
         self, stalls: Sequence[str], explain_transactions: ExplainTransactions, held_back: Sequence[TopicIdPartition]
     ) -> None:
-        """Note why the batch is empty. held_back: partitions that were read up to an open transaction."""
+        """Note why the batch is empty. For the consumer.
+
+        Args:
+            stalls: sentences that say what holds the group up.
+            explain_transactions: returns such sentences about open transactions.
+            held_back: partitions that were read up to an open transaction.
+        """
         self._find_reasons = lambda: [*stalls, *(explain_transactions(held_back) if held_back else ())]
 
     @cached_property

@@ -416,6 +416,10 @@ class Consumer(ProcessBound, ABC):
     """A consumer, as `mq.consumer` returns it. Thread-safe; close it, or use it as a context manager.
 
     It is a `QueueConsumer` or a `GroupConsumer`, by the protocol of its group; with `assign`, an `AssignedConsumer`.
+
+    Example:
+        >>> def count(consumer: lakemq.Consumer) -> int:  # doctest: +SKIP
+        ...     return sum(consumer.lag().values())
     """
 
     def __init__(self, parts: ConsumerParts, reader: PartitionReader[Any], ends: EndFinder) -> None:
@@ -426,7 +430,16 @@ class Consumer(ProcessBound, ABC):
 
     @abstractmethod
     def poll(self, max_records: int = ..., timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
-        """Return the next messages, or an empty batch that says why in `outcome`."""
+        """Return the next messages, or an empty batch that says why in `outcome`.
+
+        Args:
+            max_records: the most messages.
+            timeout_ms: how long to wait for the first message.
+            poll_ms: how often to look where the file system does not notify us.
+
+        Raises:
+            LakeMQError: as the poll of the consumer's class.
+        """
 
     def _poll(self, max_records: int, timeout_ms: int, poll_ms: int = 20, is_patient: bool = False) -> Any:
         """Poll. is_patient: as in `PollLoop.poll`."""
@@ -434,7 +447,15 @@ class Consumer(ProcessBound, ABC):
 
     @abstractmethod
     def position(self, topic: str, partition: int) -> int:
-        """Return the next offset to read of a partition."""
+        """Return the next offset to read of a partition.
+
+        Args:
+            topic: name of the topic.
+            partition: number of the partition.
+
+        Raises:
+            IllegalState: the partition is not assigned.
+        """
 
     @abstractmethod
     def lag(self) -> dict[TopicPartition, int]:
@@ -444,7 +465,18 @@ class Consumer(ProcessBound, ABC):
     def commit(
         self, what: ConsumerBatch | Mapping[TopicPartition, int] | None = None, metadata: str | None = None
     ) -> ConsumedOffsets:
-        """Let the group note how far it has come."""
+        """Let the group note how far it has come.
+
+        Args:
+            what: a batch, or (topic, partition) -> offset. Default: all that was read.
+            metadata: a text to keep beside the offsets.
+
+        Returns:
+            The offsets that are committed.
+
+        Raises:
+            LakeMQError: as the commit of the consumer's class.
+        """
 
     @abstractmethod
     def committed(self) -> dict[TopicPartition, OffsetCommit]:
@@ -491,6 +523,9 @@ class Consumer(ProcessBound, ABC):
                 member died or does not poll.
             stopped: called before each poll; true ends the loop early, without an error.
 
+        Yields:
+            Batches that are not empty.
+
         Raises:
             EndNotReached: the wait is over. The message names the holders of the rest.
             LakeMQError: an error of `poll`.
@@ -510,7 +545,14 @@ class Consumer(ProcessBound, ABC):
         )
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Get no messages of these partitions until `resume`. Raises IllegalState: one of them is not assigned."""
+        """Get no messages of these partitions until `resume`.
+
+        Args:
+            partitions: (topic, partition) pairs.
+
+        Raises:
+            IllegalState: one of them is not assigned.
+        """
         with self._lock.own:
             topic_partitions = parse_topic_partitions("partitions", partitions)
             for tp in topic_partitions:
@@ -518,7 +560,14 @@ class Consumer(ProcessBound, ABC):
             self._reader.paused_by_user.update(topic_partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Get messages of these partitions again."""
+        """Get messages of these partitions again.
+
+        Args:
+            partitions: (topic, partition) pairs.
+
+        Raises:
+            InvalidRequest: these are no partitions.
+        """
         with self._lock.own:
             self._reader.paused_by_user.difference_update(parse_topic_partitions("partitions", partitions))
 

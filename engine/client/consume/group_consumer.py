@@ -350,6 +350,9 @@ class MemberConsumer(Consumer):
         Args:
             leave: whether other members get the partitions at once. Left out, they do unless the member is static: a
                 static member is expected back within its session.
+
+        Raises:
+            LakeMQError: the leave failed. The consumer cannot be used any more.
         """
         self._open_member.close(leave)
 
@@ -368,6 +371,10 @@ class GroupConsumer(MemberConsumer, PositionConsumer):
     Classic and cooperative groups differ in what the group's state says, not in this class. In a classic group all
     partitions are revoked first, and a new generation assigns them. In a cooperative group only the partitions that
     move are revoked.
+
+    Example:
+        >>> with mq.consumer("bill", topics=["orders"], protocol="cooperative") as consumer:  # doctest: +SKIP
+        ...     consumer.commit(consumer.poll(timeout_ms=1_000))
     """
 
     def __init__(
@@ -391,8 +398,14 @@ class GroupConsumer(MemberConsumer, PositionConsumer):
 
         Partitions that belong to other members by now are left to those.
 
+        Args:
+            batch: of this consumer.
+
         Returns:
             Whether all partitions of the batch still belong to the consumer.
+
+        Raises:
+            IllegalState: the consumer is closed.
         """
         with self._lock.own:
             still_owned = self._member.find_still_owned(batch)

@@ -240,14 +240,31 @@ def log_beginnings(group: str, beginnings: Mapping[str, Beginning]) -> None:
 class RebalanceListener:
     """Is called by `poll` when partitions come and go. Inherit from it, and override the methods you need.
 
-    Each method gets a list of (topic, partition) pairs.
+    Each method gets a list of (topic, partition) pairs. `poll` raises the errors of a method.
+
+    Example:
+        >>> class Report(lakemq.RebalanceListener):  # doctest: +SKIP
+        ...     def on_assigned(self, partitions):
+        ...         print("got", partitions)
     """
 
     def on_assigned(self, partitions: list[TopicPartition]) -> None:
-        """Called when the consumer has got these partitions. You may `seek` here."""
+        """Called when the consumer has got these partitions. You may `seek` here.
+
+        Args:
+            partitions: those that are new.
+        """
 
     def on_revoked(self, partitions: list[TopicPartition]) -> None:
-        """Called before the consumer gives up these partitions. Commit here what was read of them."""
+        """Called before the consumer gives up these partitions. Commit here what was read of them.
+
+        Args:
+            partitions: those that leave.
+        """
 
     def on_lost(self, partitions: list[TopicPartition]) -> None:
-        """Called when these partitions belong to other members already. They cannot be committed any more."""
+        """Called when these partitions belong to other members already. They cannot be committed any more.
+
+        Args:
+            partitions: those that are gone.
+        """

@@ -62,12 +62,25 @@ class PositionConsumer(Consumer):
         return self._poll(max_records, timeout_ms, poll_ms, is_patient=True)
 
     def position(self, topic: str, partition: int) -> int:
-        """Return the next offset to read. Raises IllegalState: the partition is not assigned."""
+        """Return the next offset to read.
+
+        Args:
+            topic: name of the topic.
+            partition: number of the partition.
+
+        Raises:
+            IllegalState: the partition is not assigned.
+        """
         with self._lock.own:
             return self._reader.position(topic, partition)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Read on from this offset.
+
+        Args:
+            topic: name of the topic.
+            partition: number of the partition.
+            offset: from the log start to the high watermark.
 
         Raises:
             OffsetOutOfRange: the log does not hold the offset.
@@ -147,6 +160,10 @@ class AssignedConsumer(PositionConsumer):
     nothing, or the offset was deleted, it begins at `auto_offset_reset`. A partition that is added later, or that
     belongs to a topic created again under its old name, is read from its start. Of its topics the consumer reads all
     partitions, also those added later.
+
+    Example:
+        >>> with mq.consumer("audit", assign=["orders"], auto_offset_reset="earliest") as consumer:  # doctest: +SKIP
+        ...     print(len(consumer.poll(timeout_ms=1_000)))
     """
 
     def __init__(self, parts: ConsumerParts, partitions: AssignedPartitions, reset: Reset) -> None:

@@ -52,6 +52,11 @@ class QueueConsumer(MemberConsumer):
     from it have an outcome, or after max.handoff.ms.
 
     It has no `seek`: a queue delivers what is next. To have it otherwise, reset the group's offsets.
+
+    Example:
+        >>> with mq.consumer("ship", topics=["orders"]) as consumer:  # doctest: +SKIP
+        ...     for order in consumer:
+        ...         consumer.ack(order)
     """
 
     _member: QueueMember
@@ -116,6 +121,9 @@ class QueueConsumer(MemberConsumer):
         Single messages gather, and travel with a later call: with the next `ack` 50 ms or more after the last request,
         or with `poll`, `nack` and the others. No timer sends them, so call `flush` before you pause. If single messages
         are refused, the next `flush`, `commit` or `poll` raises that once; no other call does.
+
+        Args:
+            what: a message, a list of messages or a batch.
 
         Raises:
             FencedMemberEpoch: the partition does not belong to the member any more.
@@ -194,8 +202,14 @@ class QueueConsumer(MemberConsumer):
     def go_back(self, batch: ConsumerBatch) -> bool:
         """Give back the messages of a batch that have no outcome, as after a transaction that was aborted.
 
+        Args:
+            batch: of this consumer.
+
         Returns:
             Whether all partitions of the batch still belong to the consumer.
+
+        Raises:
+            IllegalState: the consumer is closed.
         """
         with self._lock.own:
             owned = self._member.read_owned()
@@ -290,7 +304,15 @@ class QueueConsumer(MemberConsumer):
             return self._member.read_committed()
 
     def position(self, topic: str, partition: int) -> int:
-        """Return the first offset of the partition that was never delivered."""
+        """Return the first offset of the partition that was never delivered.
+
+        Args:
+            topic: name of the topic.
+            partition: number of the partition.
+
+        Raises:
+            IllegalState: the partition is not assigned.
+        """
         with self._lock.own:
             owned = self._member.read_owned()
             check_assignment((topic, partition), owned)

@@ -48,6 +48,9 @@ class Message(NamedTuple):
         value: None if it was sent without a value.
         headers: pairs of a name and a value.
         delivery_count: in a queue group, how often it was delivered, this delivery included.
+
+    Example:
+        >>> [message.value for message in mq.fetch("orders")]  # doctest: +SKIP
     """
 
     topic: str
@@ -70,6 +73,9 @@ class FetchResult(ProcessBound):
     """A fixed range of offsets; reading it twice gives the same messages. `len(result)` is their number.
 
     Nothing is read before it is asked for.
+
+    Example:
+        >>> orders = mq.fetch("orders").to_arrow()  # doctest: +SKIP
     """
 
     def __init__(
@@ -99,7 +105,14 @@ class FetchResult(ProcessBound):
         self._table: pa.Table | None = None
 
     def with_schema(self, schema: SchemaRule) -> FetchResult:
-        """Return the same result, with values that are parsed by the schema."""
+        """Return the same result, with values that are parsed by the schema.
+
+        Args:
+            schema: of the topic, as `find_schema` returns it.
+
+        Raises:
+            MissingExtra: what parses values is not installed.
+        """
         parts = self._namespace, self.plan, self._spark, self._replan, self._cache
         return FetchResult(*parts, schema, self.find_schema)
 

@@ -52,6 +52,9 @@ class RecordMetadata:
         timestamp_ms: timestamp by the producer, whatever the topic's message.timestamp.type.
         deliver_at_ms: when a delayed record is delivered; None if it is not delayed, or the answer was lost.
         receipt: text that cancels a delayed record; None if it is not delayed, or the answer was lost.
+
+    Example:
+        >>> producer.send("orders", "a book").result().offset  # doctest: +SKIP
     """
 
     topic: str
@@ -320,6 +323,10 @@ class RecordFuture(Future[RecordMetadata]):
 
     It can be awaited, and given to `asyncio.wrap_future`. It cannot be cancelled: the record is sent in any case. Its
     batch keeps the state, so `concurrent.futures.wait` does not know it.
+
+    Example:
+        >>> future = producer.send("orders", "a book")  # doctest: +SKIP
+        >>> future.result(timeout=10).offset  # doctest: +SKIP
     """
 
     __slots__ = ("_batch", "_index")
@@ -370,7 +377,14 @@ class RecordFuture(Future[RecordMetadata]):
         return self.result().receipt
 
     def exception(self, timeout: float | None = None) -> LakeMQError | None:
-        """Wait for the outcome, and return the record's error; None if it is published. Raises RequestTimedOut."""
+        """Wait for the outcome, and return the record's error; None if it is published.
+
+        Args:
+            timeout: seconds to wait; None: without a limit.
+
+        Raises:
+            RequestTimedOut: the time is over.
+        """
         self._wait(timeout)
         try:
             self._batch.metadata(self._index)
@@ -379,12 +393,26 @@ class RecordFuture(Future[RecordMetadata]):
         return None
 
     def add_done_callback(self, call: Callable[[RecordFuture], object]) -> None:
-        """Call `call(future)` in the producer's thread once it is done, or now. Errors of the call are logged."""
+        """Call `call(future)` in the producer's thread once it is done, or now. Errors of the call are logged.
+
+        Args:
+            call: takes the future.
+
+        Raises:
+            InvalidRecord: it cannot be called.
+        """
         check_callback("The callback", call)
         self._batch.add_callback(lambda: call(self))
 
     def on_delivery(self, call: OnDelivery) -> None:
-        """Call `call(error, None)` or `call(None, metadata)` once the outcome is known."""
+        """Call `call(error, None)` or `call(None, metadata)` once the outcome is known.
+
+        Args:
+            call: takes the error and the metadata.
+
+        Raises:
+            InvalidRecord: it cannot be called.
+        """
         check_callback("on_delivery", call)
 
         def call_back() -> None:

@@ -217,6 +217,9 @@ class FlushReport:
         spans: (topic, partition) -> the acknowledged records.
         rejected_count: rows that could not be messages.
         waiting_count: rows that wait for their time of delivery.
+
+    Example:
+        >>> producer.flush().offsets()  # doctest: +SKIP
     """
 
     spans: Mapping[tuple[str, int], AcknowledgedSpan]

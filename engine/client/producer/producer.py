@@ -42,6 +42,10 @@ class Producer(RecordProducer):
     The producer is thread-safe. `flush` waits for everything that any thread sent before, and raises the first error.
     If a batch fails while no thread flushes, the next `flush` or `close` of each thread raises the error, once per
     thread. It does not raise errors that the thread has got from a future or a callback.
+
+    Example:
+        >>> with mq.producer() as producer:  # doctest: +SKIP
+        ...     producer.send("orders", "a book", key="Ada")
     """
 
     def __init__(
@@ -136,6 +140,12 @@ class TransactionalProducer(RecordProducer):
     detached from it, and their requests travel in the letter of the commit. While a commit has no answer, the detached
     batches have no outcome: `commit_error` says why, `flush` does not wait for them, and a repeated commit sends the
     very same requests. The next successful commit or abort settles them.
+
+    Example:
+        >>> with mq.producer("shop") as producer:  # doctest: +SKIP
+        ...     producer.begin_transaction()
+        ...     producer.send("orders", "a book")
+        ...     producer.commit_transaction()
     """
 
     def __init__(
