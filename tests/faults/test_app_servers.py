@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fetched_programs import find_free_port
 from unit.pages import read_blocks
 from unit.served import served, until, values
 
@@ -50,12 +51,6 @@ def run_server(folder: Path, *command: str, **env: str) -> Iterator[subprocess.P
             process.wait()
 
 
-def find_free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 @contextmanager
 def run_gunicorn(mq: Connection, folder: Path, program: str, *options: str) -> Iterator[str]:
     """Run the program with two workers of gunicorn, and return its address when it answers."""
@@ -84,31 +79,6 @@ def test_service_of_gunicorn_stores_each_order(
         answers = [httpx.post(url, content=f"order {number}", timeout=END_S) for number in range(20)]
     assert {answer.status_code for answer in answers} == {201}, (tmp_path / "log.txt").read_text()
     assert sorted(values(mq, "orders")) == sorted(f"order {number}" for number in range(20))
-
-
-def test_worker_of_gunicorn_that_stops_sends_what_nobody_waited_for(
-    mq: Connection, orders: None, tmp_path: Path
-) -> None:
-    (program,) = read_blocks("processes.md", "python gunicorn")
-    program = program.replace('.send("orders", order).result()', '.send("orders", order)')
-    program = program.replace("connect().producer()", "connect().producer(linger_ms=60_000)")
-    program = program.replace("{placed.partition}-{placed.offset}", "taken")
-    with run_gunicorn(mq, tmp_path, program) as url:
-        answers = [httpx.post(url, content=f"order {number}", timeout=END_S) for number in range(20)]
-        assert {answer.status_code for answer in answers} == {201}, (tmp_path / "log.txt").read_text()
-        assert values(mq, "orders") == []
-    assert sorted(values(mq, "orders")) == sorted(f"order {number}" for number in range(20))
-
-
-def test_workers_that_use_a_connection_of_gunicorn_before_its_fork_are_told_what_to_do(
-    mq: Connection, orders: None, tmp_path: Path
-) -> None:
-    (program,) = read_blocks("processes.md", "python gunicorn")
-    program += "\n\nproducer()\n"
-    with run_gunicorn(mq, tmp_path, program, "--preload") as url:
-        assert httpx.post(url, content="order", timeout=END_S).status_code == 500
-    assert "make one there" in (tmp_path / "log.txt").read_text()
-    assert values(mq, "orders") == []
 
 
 def test_tasks_of_celery_store_each_order_and_its_processes_send_the_rest_when_they_stop(

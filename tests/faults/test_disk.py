@@ -5,16 +5,13 @@ import itertools
 import logging
 import os
 import shutil
-import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from faults.checks import check_all, check_log
-from faults.commands import LAKEMQ, Process
 from faults.messages import Acknowledged, value_of
 from faults.processes import QUICK, TOPIC, Processes, until
 from targets import nightly_but
@@ -141,22 +138,6 @@ def test_a_full_disk_refuses_or_waits_and_then_goes_on(leave: int, disk: Path, c
 
 
 @pytest.mark.extended
-def test_a_large_publish_on_a_full_disk_leaves_nothing_behind(disk: Path):
-    """Its data file does not fit, so the publish is refused before it sends a request."""
-    path = str(disk / "namespace")
-    with lakemq.connect(path, config=CONFIG) as mq:
-        mq.serving()
-        before = sorted((disk / "namespace" / "messages").iterdir())
-        table = pa.table({"value": [os.urandom(500).hex() for _ in range(2 * SIZE // 500)]})
-        with pytest.raises(StorageError, match="No space left"):
-            mq.publish(TOPIC, table)
-        assert sorted((disk / "namespace" / "messages").iterdir()) == before
-        assert mq.fetch(TOPIC).record_count == 0
-        assert mq.publish(TOPIC, table.slice(0, 100)).units
-    check_all(path, TOPIC, [])
-
-
-@pytest.mark.extended
 def test_serve_survives_a_disk_that_becomes_read_only(disk: Path, caplog: pytest.LogCaptureFixture):
     """Publishing fails, and reading goes on. Publishing goes on when the disk can be written again.
 
@@ -182,28 +163,6 @@ def test_serve_survives_a_disk_that_becomes_read_only(disk: Path, caplog: pytest
         assert serving.error is None
         sender.producer.close()
     check_all(path, TOPIC, sender.acknowledged)
-
-
-def check_serve_goes_on(path: Path, refused: str, goes_on: str, mend: Callable[[], object]) -> None:
-    """Start `serve` on a disk that refuses writes; it says so, goes on, and leads once the disk is mended."""
-    serving = Process(*LAKEMQ, "--path", str(path), "serve")
-    try:
-        serving.wait_for_line(refused)
-        serving.wait_for_line(goes_on)
-        mend()
-        serving.wait_for_line("leads with epoch ")
-        serving.signal(signal.SIGTERM)
-        assert serving.wait_for_exit() == 0
-    finally:
-        serving.kill()
-
-
-@pytest.mark.extended
-def test_serve_that_starts_on_a_read_only_disk_serves_when_it_can_be_written(disk: Path):
-    remount(disk, "ro")
-    check_serve_goes_on(
-        disk / "namespace", "cannot be written", "tries again in .* Read-only file system", lambda: remount(disk, "rw")
-    )
 
 
 @pytest.mark.extended

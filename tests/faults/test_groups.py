@@ -76,23 +76,6 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
     check_group(family, members, publishing.acknowledged, twice={"one"})
 
 
-@pytest.mark.extended
-def test_a_member_that_is_stopped_is_named_while_its_session_lasts(family: Processes) -> None:
-    family.serve()
-    member = family.consume("one", GROUP, session_ms=60_000)
-    with lakemq.connect(family.path) as mq:
-        until(lambda: GROUP in mq.groups.list() and len(mq.groups.members(GROUP)) == 1, "joining")
-        assert mq.groups.describe(GROUP).waits_for == []
-        os.kill(member.pid, signal.SIGSTOP)
-        until(lambda: bool(mq.groups.stalls(GROUP)), "finding that it is silent")
-        (stall,) = mq.groups.stalls(GROUP)
-        assert stall.kind == "no heartbeat"
-        assert f"(process {member.pid} on " in stall.found
-        os.kill(member.pid, signal.SIGCONT)
-        until(lambda: not mq.groups.stalls(GROUP), "hearing of it again")
-        assert len(mq.groups.members(GROUP)) == 1
-
-
 def is_awaited(mq: lakemq.Connection, member_id: str) -> bool:
     """Return whether the group waits for this member alone to give up partitions."""
     return [stall.member_id for stall in mq.groups.stalls(GROUP) if stall.kind == "handover"] == [member_id]

@@ -1,13 +1,11 @@
 """Members of a queue that are killed and stopped. No message is lost, and no message that is done comes again."""
 
-import os
-import signal
 from collections import Counter
 from typing import Any
 
 import pytest
 from faults.checks import check_all
-from faults.processes import TOPIC, Processes, Publishing, is_stopped, terminate, until
+from faults.processes import TOPIC, Processes, Publishing, terminate, until
 
 import lakemq
 
@@ -75,27 +73,6 @@ def test_messages_of_killed_queue_member_go_to_another(family: Processes) -> Non
         until(lambda: members.partitions("two", since) == {0, 1}, "the other's partition")
         publishing.wait_for(5)
     until(lambda: members.lag() == 0, "work on the rest")
-    terminate(second_member)
-    terminate(serving)
-    check_queue(members, publishing.acknowledged, interrupted={"one"})
-
-
-@pytest.mark.extended
-def test_acknowledgement_of_queue_member_stopped_past_its_session_is_refused(family: Processes) -> None:
-    serving = family.serve()
-    members = QueueNotes(family, "one", "two")
-    first_member, second_member = (family.consume(name, GROUP, role="drain") for name in members.names)
-    with Publishing(family.path, "p", family.config) as publishing:
-        until(lambda: bool(members.notes("done", "one") and members.notes("done", "two")), "work by both")
-        since = len(members.notes("given", "two"))
-        os.kill(first_member.pid, signal.SIGSTOP)
-        until(lambda: is_stopped(first_member.pid), "stop")
-        until(lambda: members.partitions("two", since) == {0, 1}, "the other's partition")
-        count = len(members.notes("given", "one"))
-        os.kill(first_member.pid, signal.SIGCONT)
-        until(lambda: len(members.notes("given", "one")) > count + 7, "work after the stop")
-    until(lambda: members.lag() == 0, "work on the rest")
-    terminate(first_member)
     terminate(second_member)
     terminate(serving)
     check_queue(members, publishing.acknowledged, interrupted={"one"})

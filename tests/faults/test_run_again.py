@@ -1,7 +1,6 @@
 """Jobs that are killed and run again, without a sequencer that outlives them. All their work is done in the end."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from targets import extended_but, nightly_but
+from unit.pages import read_blocks
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.slow
 
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "lease.ms": 1_000}
 COUNT = 600
-CHECKOUT = Path(__file__).parents[2]
 HOUR_S = 3_600
 QUEUE = pytest.param("queue", marks=pytest.mark.extended)
 CLASSIC = pytest.param("classic", marks=pytest.mark.nightly)
@@ -120,11 +119,6 @@ def run(code: str, *arguments: str, folder: Path | None = None, **environ: str) 
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 
-def python_blocks(page: str, language: str = "python") -> list[str]:
-    text = (CHECKOUT / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-
-
 @pytest.fixture
 def conf(tmp_path: Path) -> str:
     """A settings file, for programs that name no settings."""
@@ -154,8 +148,8 @@ def test_a_job_that_was_killed_elsewhere_is_waited_for_until_its_session_is_over
 
 @pytest.mark.extended
 def test_the_billing_job_of_the_docs_is_killed_midway_and_run_again(tmp_path: Path, conf: str) -> None:
-    orders, *_ = python_blocks("README.md")
-    (billing,) = python_blocks("docs/patterns.md", "python billing")
+    orders, *_ = read_blocks("README.md", "python")
+    (billing,) = read_blocks("patterns.md", "python billing")
     assert run(orders, folder=tmp_path, LAKEMQ_CONF=conf).returncode == 0
     code = billing.replace("txn.send_offsets(batch)", "txn.send_offsets(batch); die()")
     assert code != billing
@@ -163,20 +157,6 @@ def test_the_billing_job_of_the_docs_is_killed_midway_and_run_again(tmp_path: Pa
     assert run(code, folder=tmp_path, LAKEMQ_CONF=conf, DIE_AT="2").returncode == -signal.SIGKILL
     second = run(code, folder=tmp_path, LAKEMQ_CONF=conf)
     assert (second.returncode, second.stdout) == (0, "1000 0\n"), second.stderr
-
-
-@pytest.mark.extended
-def test_the_task_of_the_airflow_page_is_killed_midway_and_tried_again(path: str, conf: str) -> None:
-    (dag,) = [block for block in python_blocks("docs/airflow.md") if "# your work" in block]
-    code = dag.replace("# your work", "; die(); print(*(int(m.value) for m in batch), flush=True)")
-    assert code != dag
-    environ = {"LAKEMQ_CONF": conf, "NAMESPACE": path}
-    assert run(AIRFLOW + DIE + code, **environ, DIE_AT="1").returncode == -signal.SIGKILL
-    second = run(AIRFLOW + DIE + code, **environ)
-    assert second.returncode == 0, second.stderr
-    assert sorted(map(int, second.stdout.split())) == list(range(COUNT))
-    with lakemq.connect(path) as mq:
-        assert mq.groups.describe("invoicing").lag == 0
 
 
 def member_count(mq: Connection) -> int:
@@ -201,13 +181,3 @@ def test_step_removes_member_of_another_machine_after_its_session(path: str, pro
     with lakemq.connect(path, config=CONFIG) as mq:
         mq.step_until_idle(wait_ms=20_000)
         assert member_count(mq) == 0
-
-
-@pytest.mark.extended
-def test_step_keeps_member_of_another_machine_within_its_session(path: str) -> None:
-    run_until_kill(path, "cooperative", ELSEWHERE)
-    with lakemq.connect(path, config=CONFIG) as mq:
-        start_s = time.monotonic()
-        mq.step_until_idle(wait_ms=20_000)
-        took_s = time.monotonic() - start_s
-        assert member_count(mq) == 1 or took_s > 6, "its session was not over"
