@@ -23,12 +23,10 @@ def run(sends: int, clients: int, processes: int, duration_s: float) -> Iterator
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder) as sequencer:
         with lakemq.connect(folder) as mq:
             mq.topics.create("latency", partitions=8)
-            acknowledged, fetchable = _one_client(mq, sends)
+            acknowledged = _one_client(mq, sends)
             cpu_s = _measure_cpu_per_step(mq, sequencer.pid, sends)
         yield Figure("send -> acknowledged, p50", median(acknowledged) * 1e3, "ms", 2, "<=")
         yield Figure("send -> acknowledged, p99", percentile(acknowledged, 0.99) * 1e3, "ms", 8, "<=")
-        yield Figure("send -> fetchable, p50", median(fetchable) * 1e3, "ms", 2, "<=")
-        yield Figure("send -> fetchable, p99", percentile(fetchable, 0.99) * 1e3, "ms", 8, "<=")
         yield Figure("CPU of the sequencer per step of one message", cpu_s * 1e3, "ms", 1.5, "<=")
         waits = _many_clients(folder, 16, 2, duration_s, shared=False)
         name = "16 clients in 2 processes, a connection each"
@@ -40,35 +38,16 @@ def run(sends: int, clients: int, processes: int, duration_s: float) -> Iterator
         yield Figure(f"{name}, p99", percentile(waits, 0.99), "s", 0.6, "<=")
 
 
-def _one_client(mq: lakemq.engine.client.connection.Connection, sends: int) -> tuple[list[float], list[float]]:
-    """Return the seconds from a send to its acknowledgement, and to the moment when a following reader has the
-    message.
-    """
-    acknowledged, received = [], {}
-    sent_at: dict[bytes, float] = {}
-    reader = lakemq.connect(mq.namespace.path)
-    has_all = threading.Event()
-
-    def follow() -> None:
-        for table in reader.tail("latency", poll_ms=1):
-            now_s = time.perf_counter()
-            received.update(dict.fromkeys(table.column("value").to_pylist(), now_s))
-            if len(received) >= sends:
-                has_all.set()
-                return
-
-    threading.Thread(target=follow, daemon=True).start()
-    time.sleep(0.3)
+def _one_client(mq: lakemq.engine.client.connection.Connection, sends: int) -> list[float]:
+    """Return the seconds from each send to its acknowledgement."""
+    waits = []
     with mq.producer(linger_ms=0) as producer:
         for i in range(sends):
-            value = b"%d" % i
-            sent_at[value] = start_s = time.perf_counter()
-            producer.send("latency", value, key=b"k%d" % i)
+            start_s = time.perf_counter()
+            producer.send("latency", b"%d" % i, key=b"k%d" % i)
             producer.flush()
-            acknowledged.append(time.perf_counter() - start_s)
-    has_all.wait(10)
-    fetchable = [received[value] - sent_s for value, sent_s in sent_at.items()]
-    return acknowledged[WARM_UP:], fetchable[WARM_UP:]
+            waits.append(time.perf_counter() - start_s)
+    return waits[WARM_UP:]
 
 
 def _measure_cpu_per_step(mq: lakemq.engine.client.connection.Connection, pid: int, sends: int) -> float:

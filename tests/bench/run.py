@@ -33,7 +33,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "take-over": lambda quick: take_over.run(*((1, 100) if quick else (5, 10_000))),
     "final": lambda quick: final.run(*((80_000, 1) if quick else (8_000_000, 5))),
     "far-delays": lambda quick: far_delays.run(100_000 if quick else 10_000_000),
-    "structured-streaming": lambda quick: structured_streaming.run(*((100_000, 1, 6) if quick else (1_000_000, 3, 30))),
+    "structured-streaming": lambda quick: structured_streaming.run(*((100_000, 1) if quick else (1_000_000, 3))),
     "merging": lambda quick: merging.run(500 if quick else 20_000),
     "quality": lambda quick: quality.run(100_000 if quick else 1_000_000, 1 if quick else 5),
     "sql": lambda quick: sql.run(*((20_000, 20) if quick else (1_000_000, 1_000))),

@@ -54,7 +54,6 @@ def run(sends: int, idle_s: float, published_mb: int, take_overs: int) -> Iterat
             yield from _requests_of_a_leader(server, way, config, sends, idle_s)
         yield _requests_of_idle_consumers(server, idle_s)
         yield from _requests_of_a_pass(server)
-        yield _requests_of_a_follower(server, sends)
         for way, config in WAYS.items():
             yield from _waits(server, way, config, sends)
         yield _publish_over_puts(server, published_mb)
@@ -145,21 +144,6 @@ def _requests_of_a_pass(server: S3Server) -> Iterator[Figure]:
     kinds = ", ".join(f"{c.method} {c.folder} {n}" for c, n in of_tables.items())
     each = sum(of_tables.values()) / max(1, commits)
     yield Figure("requests of a pass per table with rows", each, "requests", 3, "<=", kinds)
-
-
-def _requests_of_a_follower(server: S3Server, sends: int) -> Figure:
-    with (
-        count_requests(server) as (counted, counter),
-        serve_namespace(server, NO_PASSES) as mq,
-        lakemq.connect(mq.namespace.path, storage_options=counted.options) as follower,
-    ):
-        first_step = follower.state().step
-        counter.take()
-        _send(mq, sends)
-        steps = follower.state().step - first_step
-        beyond = counter.take().total() - steps
-    note = f"{steps} steps; the read that finds no further step"
-    return Figure("requests of a follower per burst, beyond one per step", beyond, "requests", 1, "<=", note)
 
 
 def _waits(server: S3Server, way: str, config: Mapping[str, int | str], sends: int) -> Iterator[Figure]:

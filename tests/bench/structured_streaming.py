@@ -1,17 +1,11 @@
 """The format `lakemq` in batches and streams, beside Delta's format and beside mq.publish and mq.fetch. In one JVM."""
 
 import json
-import multiprocessing
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from urllib.parse import unquote
 
-import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
-from figures import Figure, measure_in_turn, median, percentile
+from figures import Figure, measure_in_turn, median
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from serving import run_sequencer
@@ -20,7 +14,6 @@ from with_spark import PARTITIONS, messages
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.spark import register, spark_session
-from lakemq.tables.specs.spec import TIME
 
 VALUE_BYTES = 92
 
@@ -124,83 +117,7 @@ def small_batches(bench: Bench, rounds: int) -> Iterator[Figure]:
         yield Figure(f"a batch of ten rows {name}", median(durations_s[2:]), "s", 0.4 if sink == "noop" else 1.0, "<=")
 
 
-def send_at(path: str, rate: int, duration_s: float) -> None:
-    with lakemq.connect(path) as mq, mq.producer(linger_ms=5) as producer:
-        begin = time.time()
-        for number in range(int(rate * duration_s)):
-            wait = begin + number / rate - time.time()
-            if wait > 0:
-                time.sleep(wait)
-            producer.send("live", value=b"x" * VALUE_BYTES)
-
-
-def commit_times_ms(table: Path) -> dict[str, float]:
-    """Return name of a data file -> when the log entry appeared that made it part of the table."""
-    times_ms = {}
-    for entry in (table / "_delta_log").glob("[0-9]*.json"):
-        actions = [json.loads(line) for line in entry.read_text().splitlines()]
-        names = [unquote(action["add"]["path"]).rpartition("/")[2] for action in actions if "add" in action]
-        times_ms.update(dict.fromkeys(names, entry.stat().st_mtime * 1000))
-    return times_ms
-
-
-def append_at(table: str, rate: int, duration_s: float) -> None:
-    """Append such rows to a Delta table ten times a second, as a source for a stream of Delta."""
-    begin, appended, total_rows = time.time(), 0, int(rate * duration_s)
-    while appended < total_rows:
-        time.sleep(0.1)
-        due = min(int((time.time() - begin) * rate), total_rows)
-        stamps = pa.array([int((begin + number / rate) * 1e6) for number in range(appended, due)], TIME)
-        write_deltalake(
-            table, pa.table({"value": [b"x" * VALUE_BYTES] * len(stamps), "timestamp": stamps}), mode="append"
-        )
-        appended = due
-
-
-Send = Callable[[str, int, float], None]
-
-
-def measure_waits_s(
-    bench: Bench, stream: DataFrame, send: Send, place: str, rate: int, duration_s: float
-) -> list[float]:
-    """Return the seconds from the sending of each row to the commit of the table that has it, without the first
-    third.
-    """
-    out = tempfile.mkdtemp(dir=bench.folder)
-    writer = stream.select("value", "timestamp").writeStream.format("delta")
-    query = writer.option("checkpointLocation", f"{out}/checkpoint").start(f"{out}/t")
-    sender = multiprocessing.get_context("spawn").Process(target=send, args=(place, rate, duration_s))
-    sender.start()
-    sender.join()
-    deadline = time.monotonic() + 60
-    while sum(progress["numInputRows"] for progress in query.recentProgress) < int(rate * duration_s):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    query.stop()
-    rows = bench.spark.read.format("delta").load(f"{out}/t")
-    sent_at = rows.select(F.unix_millis("timestamp").alias("ms"), F.col("_metadata.file_name").alias("file")).collect()
-    committed_ms = commit_times_ms(Path(out, "t"))
-    warm_ms = min(row.ms for row in sent_at) + duration_s / 3 * 1000
-    return [(committed_ms[row.file] - row.ms) / 1e3 for row in sent_at if row.ms >= warm_ms]
-
-
-def latencies(bench: Bench, rate: int, duration_s: float) -> Iterator[Figure]:
-    """Measure from `send` to the commit of the table that has the row, and the same from a Delta table in the same
-    run.
-    """
-    bench.mq.topics.create("live", partitions=PARTITIONS)
-    source = f"{bench.folder}/live"
-    DeltaTable.create(source, pa.schema([("value", pa.binary()), ("timestamp", TIME)]))
-    delta_stream = bench.spark.readStream.format("delta").load(source)
-    bare = measure_waits_s(bench, delta_stream, append_at, source, rate, duration_s)
-    waits_s = measure_waits_s(bench, bench.stream("live"), send_at, bench.path, rate, duration_s)
-    name = f"sent -> a row in a Delta table, {rate:,} messages/s"
-    for label, share, most_s in (("p50", 0.5, 0.6), ("p99", 0.99, 1.5)):
-        note = f"{percentile(bare, share):.2f} s from a Delta table"
-        yield Figure(f"{name}, {label}", percentile(waits_s, share), "s", most_s, "<=", note)
-
-
-def run(count: int, rounds: int, duration_s: float) -> Iterator[Figure]:
+def run(count: int, rounds: int) -> Iterator[Figure]:
     folder = tempfile.mkdtemp(prefix="lakemq-bench-")
     spark = spark_session(master="local[2]", app_name="bench")
     register(spark)
@@ -210,7 +127,6 @@ def run(count: int, rounds: int, duration_s: float) -> Iterator[Figure]:
             yield from reads(bench, rounds)
             yield from sinks(bench, rounds)
             yield from small_batches(bench, max(6, 4 * rounds))
-            yield from latencies(bench, 1000, duration_s)
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)

@@ -69,26 +69,6 @@ def fetch_over_scan(spark: SparkSession, mq: Connection, folder: str, rounds: in
     return median(scans_s) / median(fetches_s)
 
 
-def delayed_over_plain(spark: SparkSession, mq: Connection, folder: str, count: int, rounds: int) -> float:
-    """Return the median seconds of a publish over those of the same rows with delays of one to three hours."""
-    hour_ms = 3_600_000
-    messages(spark, count, 92).write.format("delta").mode("overwrite").save(f"{folder}/delayed")
-    source = spark.read.format("delta").load(f"{folder}/delayed")
-    spread = source.withColumn("delay_ms", F.lit(hour_ms) + F.pmod(F.xxhash64("key", "value"), F.lit(2 * hour_ms)))
-    for topic in ("at-once", "later"):
-        mq.topics.create(topic, partitions=PARTITIONS)
-
-    def plain() -> None:
-        mq.publish("at-once", source)
-
-    def with_delays() -> None:
-        mq.publish("later", spread)
-
-    plain(), with_delays()
-    at_once, later = measure_in_turn([plain, with_delays], rounds)
-    return median(at_once) / median(later)
-
-
 def run(count: int, rounds: int) -> Iterator[Figure]:
     folder = tempfile.mkdtemp(prefix="lakemq-bench-")
     spark = spark_session(master="local[2]", app_name="bench")
@@ -104,11 +84,6 @@ def run(count: int, rounds: int) -> Iterator[Figure]:
             yield Figure(f"publish {large / 1e3:g} k x 10 KiB over a Delta append", ratio, "ratio", 0.95, ">=")
             ratio = fetch_over_scan(spark, mq, folder, rounds)
             yield Figure("fetch in Spark over a bare Parquet scan", ratio, "ratio", 0.7, ">=")
-            delayed_count = min(count, 1_000_000)
-            ratio = delayed_over_plain(spark, mq, folder, delayed_count, rounds)
-            yield Figure(
-                f"publish {delayed_count:,} with delays over 2 h, over without, Spark", ratio, "ratio", 0.6, ">="
-            )
             mq.topics.create("both", partitions=PARTITIONS)
             source = spark.read.format("delta").load(f"{folder}/source92")
 
