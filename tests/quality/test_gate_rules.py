@@ -2,7 +2,6 @@
 
 import datetime as dt
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from quality.expectations import OF_ALL, OF_ROWS, TABLE, expect
+from unit.pages import read_blocks
 from unit.served import CONFIG
 from unit.test_settings_files import BILLION_LAUGHS
 
@@ -340,9 +340,7 @@ def test_an_explicit_partition_is_kept_and_none_that_is_negative_is_a_mark(mq: C
 
 
 def test_the_example_of_the_docs(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/quality.md").read_text(encoding="utf-8")
-    (suite,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (suite,), (code,) = (read_blocks("quality.md", language) for language in ("yaml", "python"))
     folder = suite_of(tmp_path / "conf/expectations")
     (folder / "orders.yaml").write_text(suite)
     (tmp_path / "conf/lakemq.yaml").write_text("")

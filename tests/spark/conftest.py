@@ -1,12 +1,12 @@
 """All tests of this folder share a Spark session and a served namespace. Each test has a topic name of its own."""
 
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -57,9 +57,7 @@ def wait_for_projection(mq: Connection) -> Callable[[], None]:
     """A function that waits until the tables hold all decisions so far."""
 
     def wait() -> None:
-        step, deadline = mq.state().step, time.monotonic() + 60
-        while read_watermark(mq.namespace.store).step < step:
-            assert time.monotonic() < deadline, f"step {step} was not projected"
-            time.sleep(0.05)
+        step = mq.state().step
+        until(lambda: read_watermark(mq.namespace.store).step >= step)
 
     return wait

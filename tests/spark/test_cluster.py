@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from standalone_cluster import Cluster, standalone_cluster
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.testing import wait_until
 
 pytestmark = pytest.mark.extended
 
@@ -109,13 +109,6 @@ def end_of(job: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(read_output(job)[-1])  # type: ignore[no-any-return]
 
 
-def until(path: Path) -> None:
-    deadline_s = time.monotonic() + 120
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def test_jobs_of_the_cluster_serve_publish_and_fetch(cluster: Cluster, mq: Connection, tmp_path: Path) -> None:
     path = mq.namespace.path
     serving = cluster.submit(CHECKOUT / "jobs" / "serve.py", "--path", path)
@@ -131,10 +124,7 @@ def test_jobs_of_the_cluster_serve_publish_and_fetch(cluster: Cluster, mq: Conne
     # the whole group, as a scheduler does: the JVM goes at once, the job finishes its step
     os.killpg(serving.pid, signal.SIGTERM)
     serving.wait(60)
-    deadline_s = time.monotonic() + 30
-    while mq.state().leader:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
+    wait_until(lambda: not mq.state().leader, "the end of the leader", 60)
 
 
 @pytest.mark.nightly
@@ -163,7 +153,7 @@ def test_a_worker_lost_during_a_publish_leaves_nothing_twice(cluster: Cluster, m
     note = tmp_path / "note"
     with mq.serving():
         job = publish(cluster, mq, note, 150)
-        until(note)
+        wait_until(lambda: note.exists() and bool(note.read_text()), "a task that has written", 240)
         cluster.lose_worker_of(int(note.read_text()))
         check_once(mq, read_output(job))
     assert files_of(mq) > TASKS

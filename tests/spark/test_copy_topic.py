@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs import copy_topic
+from lakemq.testing import wait_until
 
 MESSAGES, KEYS, BATCH = 600, 20, 100
 
@@ -121,17 +121,10 @@ def test_copy_with_bad_expression_copies_nothing(own_mq: Connection, capsys: pyt
 @pytest.mark.nightly
 def test_following_copy_ends_after_its_batch_on_sigterm(own_mq: Connection) -> None:
     process = job(own_mq, "--follow")
-    wait_for_copies(own_mq, MESSAGES)
+    wait_until(lambda: len(read_copies(own_mq)) >= MESSAGES, "all copies", 240)
     process.send_signal(signal.SIGTERM)
     code, output, wrong = wait_for_job(process)
     assert code == 0, wrong
     end = json.loads(output.splitlines()[-1])
     assert (end["job"], end["records"]) == ("copy_topic", MESSAGES)
     check(read_copies(own_mq), range(MESSAGES))
-
-
-def wait_for_copies(mq: Connection, count: int) -> None:
-    deadline_s = time.monotonic() + 120
-    while len(read_copies(mq)) < count:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)

@@ -8,6 +8,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from spark.test_streaming import forget_last_batch
 
 from lakemq.engine.client.connection import Connection
 from lakemq.spark import register
@@ -146,13 +147,6 @@ def read_batches(stream: DataFrame, checkpoint: Path) -> dict[int, list[str]]:
     return batches
 
 
-def undo_last_batch(checkpoint: Path) -> None:
-    """Change the checkpoint as if the driver had been killed before it noted the end of the batch."""
-    batch_numbers = [int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")]
-    for name in (f"{max(batch_numbers)}", f".{max(batch_numbers)}.crc") if batch_numbers else ():
-        (checkpoint / "commits" / name).unlink()
-
-
 @pytest.mark.extended
 def test_a_stream_goes_on_from_its_checkpoint(
     spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
@@ -163,7 +157,7 @@ def test_a_stream_goes_on_from_its_checkpoint(
     stream = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "3").load()
     assert read_batches(stream, tmp_path) == {0: ["0", "1", "2"], 1: ["3", "4"]}
     assert read_batches(stream, tmp_path) == {}
-    undo_last_batch(tmp_path)
+    forget_last_batch(tmp_path)
     mq.publish(topic, numbers(1, begin=5))
     assert read_batches(stream, tmp_path) == {1: ["3", "4"], 2: ["5"]}
 

@@ -1,7 +1,6 @@
 """Rows that SQL inserts are published exactly once, in spite of other changes of the table and several drains."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from pyspark.sql import functions as F
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.inbox import Inbox
-from lakemq.errors import IllegalState, NamespaceError
+from lakemq.errors import IllegalState
 from lakemq.tables.specs.messages import INBOX
 from lakemq.tables.storage.delta.store import read_insertion
 from lakemq.tables.storage.object_stores.files import LocalFiles
@@ -168,26 +167,6 @@ def test_two_drains_at_once_publish_once(
     slow.drain()
     mq.drain_inbox()
     assert values(mq, topic) == ["a", "b", "c"]
-
-
-@pytest.mark.extended
-def test_inbox_without_undrained_log_entries_is_refused(tmp_path: Path, spark: SparkSession) -> None:
-    path = tmp_path / "mq"
-    with lakemq.connect(str(path), create=True) as plain, plain.serving():
-        plain.topics.create("t", partitions=1)
-        handle = plain.namespace.store.open(INBOX)
-        for value in (b"a", b"b"):
-            handle.append_at(handle.version, INBOX.table([INBOX.row(topic="t", value=value)]))
-        handle.checkpoint()
-        for version in (0, 1):
-            (path / "inbox" / "_delta_log" / f"{version:020d}.json").unlink()
-        with Connection(plain.namespace, spark) as mq, pytest.raises(IllegalState, match="no commit 0"):
-            mq.drain_inbox()
-        (path / "inbox" / "_delta_log" / f"{2:020d}.json").unlink()
-        shutil.rmtree(path / "inbox")
-        with Connection(plain.namespace, spark) as mq, pytest.raises(NamespaceError, match="inbox"):
-            mq.drain_inbox()
-        assert plain.fetch("t").record_count == 0
 
 
 @pytest.mark.extended

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+from unit.pages import read_blocks
 
 
 @pytest.fixture
@@ -27,7 +22,7 @@ def database(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_spark_example_and_the_sql_run(spark: SparkSession, database: str) -> None:
-    python, _, in_spark = blocks("python")
+    python, _, in_spark = read_blocks("README.md", "python")
     output = io.StringIO()
     with redirect_stdout(output):
         names: dict[str, object] = {}
@@ -37,7 +32,7 @@ def test_the_spark_example_and_the_sql_run(spark: SparkSession, database: str) -
     assert sum(counts) == 101_000
 
     spark.sql(f"USE {database}")
-    rows = spark.sql(blocks("sql")[0]).collect()
+    rows = spark.sql(read_blocks("README.md", "sql")[0]).collect()
     # 100,000 + 1,000 orders of 7 customers in turn
     assert [(row.customer, row.orders) for row in rows] == [(f"customer-{n}", 14_286 + 143) for n in range(5)]
     newest = [int(row.newest_order.removeprefix("order ")) for row in rows]

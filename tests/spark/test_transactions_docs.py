@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -12,12 +11,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from unit.pages import read_blocks
 
-PAGE = (Path(__file__).parents[2] / "docs/transactions.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+PAGE = "transactions.md"
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +24,11 @@ def names(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(tmp_path_factory.mktemp("bank"))
         with redirect_stdout(io.StringIO()):
-            for code in blocks("python"):
-                exec(compile(code, "transactions.md", "exec"), defined)
+            for code in read_blocks(PAGE, "python"):
+                exec(compile(code, PAGE, "exec"), defined)
             defined["mq"].close()
-            for code in blocks("python spark"):
-                exec(compile(code, "transactions.md", "exec"), defined)
+            for code in read_blocks(PAGE, "python spark"):
+                exec(compile(code, PAGE, "exec"), defined)
         yield defined
         defined["mq"].close()
     spark.sql("USE default")
@@ -83,7 +79,7 @@ def test_a_stream_goes_on_without_its_checkpoint(names: dict[str, Any], tmp_path
 def test_the_queries_run_in_spark(spark: SparkSession, names: dict[str, Any]) -> None:
     names["mq"].close()  # everything is projected then
     spark.sql("USE bank")
-    history, still_open, lag = (spark.sql(query).collect() for query in blocks("sql"))
+    history, still_open, lag = (spark.sql(query).collect() for query in read_blocks(PAGE, "sql"))
     assert [(row.transactional_id, row.state) for row in history][:2] == [
         ("teller-1", "CompleteCommit"),
         ("teller-1", "CompleteAbort"),

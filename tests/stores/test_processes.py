@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.values.clients import LeaderElected
 from lakemq.tables.storage.coordination.sockets import list_lines
+from lakemq.testing import wait_until
 
 CONFIG = "lease.ms: 3000\n"
 TOPIC = "orders"
@@ -81,13 +81,6 @@ class Children:
         self._log.close()
 
 
-def until(holds: Callable[[], bool], failure: str) -> None:
-    deadline_s = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline_s, failure
-        time.sleep(0.1)
-
-
 def terms(mq: Connection) -> list[tuple[int, str]]:
     """Return epoch and leader of each term, in order."""
     steps = read_steps(mq.namespace.store)
@@ -123,7 +116,7 @@ class Sending(threading.Thread):
     def wait_for_more(self, count: int) -> None:
         """Wait until so many more messages were acknowledged."""
         goal = self.acknowledged + count
-        until(lambda: self.acknowledged >= goal or self.error is not None, f"{goal} messages acknowledged")
+        wait_until(lambda: self.acknowledged >= goal or self.error is not None, f"{goal} acknowledgements", WITHIN_S)
 
 
 def check_each_once(mq: Connection, count: int) -> None:
@@ -212,7 +205,7 @@ def test_a_killed_leader_loses_and_doubles_nothing_of_clients_with_lines(
     with lakemq.connect(path, storage_options=object_server.options, create=True) as mq:
         first = children.serve(path, object_server.options, CONFIG + listen)
         files = mq.namespace.files
-        until(lambda: bool(list_lines(files)), "a leader listens")
+        wait_until(lambda: list_lines(files), "a leader that listens", WITHIN_S)
         mq.topics.create(TOPIC)
         children.serve(path, object_server.options, CONFIG + listen)
         sending = Sending(mq)
@@ -226,7 +219,7 @@ def test_a_killed_leader_loses_and_doubles_nothing_of_clients_with_lines(
         assert [epoch for epoch, _ in terms(mq)] == [1, 2]
         names = files.list("line")
         assert len(names) == 1, "the new leader has removed the object of the killed one"
-        until(lambda: sends_on_line(mq), "the client connects to the new leader")
+        wait_until(lambda: sends_on_line(mq), "a line to the new leader", WITHIN_S)
 
 
 def sends_on_line(mq: lakemq.Connection) -> bool:
