@@ -4,23 +4,19 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import hypothesis.strategies as st
-import numpy as np
 import pyarrow as pa
 import pytest
 from examples import examples
 from hypothesis import given
 from row_cases import CASES, DESTINATION, NOW_MS, RowCase, read_rows, stored_row, to_columns
 
-from lakemq.engine.client.requests.requester import PendingRequest, build_letter
 from lakemq.engine.client.rows.body import ArrowBody, Body, build_arrow_body
 from lakemq.engine.client.rows.delay_rule import DelayRule
 from lakemq.engine.client.rows.few_rows import FEW_BYTES, FEW_ROWS, FewBody, Records, build_body, build_few_body
 from lakemq.engine.client.rows.input_rows import list_columns, read_columns
-from lakemq.engine.client.rows.placing import FIRST_FAILED, Copy, RequestedPartitions
+from lakemq.engine.client.rows.placing import Copy, RequestedPartitions
 from lakemq.engine.client.schemas import SchemaRule
 from lakemq.engine.protocol.codec.few_rows import rows_to_table
-from lakemq.engine.protocol.codec.letter import decode_letter
-from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.errors import InvalidRecord
 from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US, NOT_DELAYED
 from lakemq.tables.specs.spec import TIME
@@ -47,16 +43,6 @@ def test_both_forms_store_each_row_as_the_cases_say(build: Build, case: RowCase)
     assert [*arranged.partition] == [case.partition]
     assert [*(arranged.due_ms if arranged.due_ms is not None else [NOT_DELAYED])] == [case.due_ms]
     assert body.has_ttl == ("ttl_ms" in case.row)
-
-
-@pytest.mark.parametrize("build", [build_lists, build_arrow])
-def test_marks_of_failed_expectations_are_kept(build: Build) -> None:
-    body, _ = build(to_columns([{"value": b"a"}, {"value": b"b"}, {"value": b"c"}]))
-    arranged = body.arrange([Copy(2, "xxhash64", 100, (0,))], np.array([FIRST_FAILED, 1, FIRST_FAILED - 3]), 0)
-    assert [*arranged.partition] == [FIRST_FAILED, 1, FIRST_FAILED - 3]
-    letter = build_letter("c", 1, [PendingRequest.of(InitProducer(), arranged.rows)], 5)
-    _, rows = decode_letter(letter)
-    assert rows_to_table([rows]).equals(rows_to_table([arranged.rows]))
 
 
 texts = st.text(max_size=4)

@@ -42,6 +42,8 @@ DATE, UUID = {"type": "int", "logicalType": "date"}, {"type": "string", "logical
 DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
 
 CLOSED = {"additionalProperties": False}
+B = an_object(b=TEXT)
+XB = an_object(x=B)
 A_REFERENCE = {"$ref": "#/$defs/d"}
 DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 NEVER = {"never"}
@@ -64,7 +66,6 @@ CHANGES: list[tuple[str, str, Any, Any, set[str]]] = [
     ("ddl", "more digits", "a DECIMAL(10,2)", "a DECIMAL(12,4)", {"backward"}),
     ("ddl", "other digits", "a DECIMAL(10,2)", "a DECIMAL(10,4)", set()),
     ("ddl", "text to number", "a STRING", "a INT", set()),
-    ("ddl", "date to timestamp", "a DATE", "a TIMESTAMP", set()),
     ("ddl", "rename", "a INT, x INT NOT NULL", "a INT, y INT NOT NULL", set()),
     ("ddl", "deep inside", "a ARRAY<STRUCT<b: INT>>", "a ARRAY<STRUCT<b: BIGINT>>", {"backward"}),
     ("avro", "add with a default", record(), record(field("int", default=1)), {"backward", "forward"}),
@@ -81,15 +82,12 @@ CHANGES: list[tuple[str, str, Any, Any, set[str]]] = [
     ("avro", "an alias", record(field("int")), record(field("int", "b", aliases=["a"])), {"backward"}),
     ("avro", "milliseconds to microseconds", record(field(MILLIS)), record(field(MICROS)), NEVER),
     ("avro", "a number to a time", record(field("long")), record(field(MILLIS)), NEVER),
-    ("avro", "a short number to a time", record(field("int")), record(field(MILLIS)), NEVER),
     ("avro", "a date to a number", record(field(DATE)), record(field("long")), NEVER),
     ("avro", "text to a UUID", record(field("string")), record(field(UUID)), NEVER),
     ("avro", "text to a decimal", record(field("string")), record(field(DECIMAL)), NEVER),
     ("avro", "another scale", record(field(DECIMAL)), record(field({**DECIMAL, "scale": 1})), NEVER),
     ("avro", "an unknown logical type", record(field("int")), record(field({"type": "int", "logicalType": "age"})),
      {"backward", "forward"}),
-    ("avro", "deep", {"type": "array", "items": "int"}, {"type": "array", "items": "long"}, {"backward"}),
-    ("avro", "a map", {"type": "map", "values": "int"}, {"type": "map", "values": "string"}, set()),
     ("json", "add a property", an_object(a=INTEGER), an_object(a=INTEGER, b=TEXT), {"backward", "forward"}),
     ("json", "add a required one", an_object(a=INTEGER), an_object("b", a=INTEGER, b=TEXT), {"forward"}),
     ("json", "remove a required one", an_object("b", a=INTEGER, b=TEXT), an_object(a=INTEGER), {"backward"}),
@@ -98,7 +96,6 @@ CHANGES: list[tuple[str, str, Any, Any, set[str]]] = [
     ("json", "narrow", an_object(a=NUMBER), an_object(a=INTEGER), {"forward"}),
     ("json", "two types", an_object(a=INTEGER), an_object(a={"type": ["integer", "null"]}), {"backward"}),
     ("json", "loosen", an_object(a={**NUMBER, "minimum": 1}), an_object(a={**NUMBER, "minimum": 0}), {"backward"}),
-    ("json", "tighten", an_object(a=TEXT), an_object(a={**TEXT, "maxLength": 3}), {"forward"}),
     ("json", "a value more", an_object(a={"enum": [1]}), an_object(a={"enum": [1, 2]}), {"backward"}),
     ("json", "rename", an_object("a", a=TEXT), an_object("b", b=TEXT), set()),
     ("json", "deep", an_object(a={"type": "array", "items": an_object(b=INTEGER)}),
@@ -121,18 +118,7 @@ CHANGES: list[tuple[str, str, Any, Any, set[str]]] = [
      {**an_object(a=A_REFERENCE, b={"anyOf": [TEXT, A_REFERENCE]}), "$defs": {"d": an_object(x=INTEGER)}},
      {**an_object(a=A_REFERENCE, b={"anyOf": [TEXT, A_REFERENCE]}), "$defs": {"d": an_object(x=INTEGER, y=TEXT)}},
      {"backward", "forward"}),
-    ("json", "require in a definition", {**an_object(a=A_REFERENCE), "$defs": {"d": an_object(x=INTEGER)}},
-     {**an_object(a=A_REFERENCE), "$defs": {"d": an_object("x", x=INTEGER)}}, {"forward"}),
     ("json", "narrow what has a required name", an_object("z", a=INTEGER), an_object("z", a=TEXT), set()),
-    ("json", "narrow beside a reference",
-     {"$ref": "#/$defs/d", "required": ["z"], "$defs": {"d": an_object(a=INTEGER)}},
-     {"$ref": "#/$defs/d", "required": ["z"], "$defs": {"d": an_object(a=TEXT)}}, set()),
-    ("json", "narrow a number of names", {**an_object(a=INTEGER), "minProperties": 3},
-     {**an_object(a=TEXT), "minProperties": 3}, set()),
-    ("json", "close to short names", {**an_object(a=INTEGER), "propertyNames": {"maxLength": 5}},
-     {**an_object(a=INTEGER), **CLOSED}, {"forward"}),
-    ("json", "narrow a whole value", {**an_object(a=INTEGER), "const": {"a": 1, "z": 2}}, an_object(a=TEXT), set()),
-    ("json", "a pattern", an_object(a=TEXT), an_object(a={**TEXT, "pattern": "^a"}), {"forward"}),
     ("json", "fewer values", an_object(a={"enum": [1, 2]}), an_object(a={"const": 1}), {"forward"}),
     ("json", "a format of draft 7", {**an_object(a=TEXT), **DRAFT_7},
      {**an_object(a={**TEXT, "format": "date"}), **DRAFT_7},
@@ -255,29 +241,14 @@ def test_closed_parts_of_all_of_admit_no_narrower_schema() -> None:
     assert not admits("json", named, narrow, "backward")
 
 
-A, B = an_object(a=INTEGER), an_object(b=TEXT)
-X, XB = an_object(x=A), an_object(x=B)
-
-
 @pytest.mark.parametrize(
-    ("writer", "value"),
-    [
-        ({**X, "allOf": [XB]}, {"x": {"b": "text"}}),
-        ({**X, "dependentSchemas": {"x": XB}}, {"x": {"b": "text"}}),
-        ({**X, "if": True, "then": XB}, {"x": {"b": "text"}}),
-        ({**X, "patternProperties": {"^x": B}}, {"x": {"b": "text"}}),
-        ({"$ref": "#/$defs/x", "properties": {"x": B}, "$defs": {"x": X}}, {"x": {"b": "text"}}),
-        (
-            {**an_object(x={"$ref": "#/$defs/a"}), "patternProperties": {"^x": B}, "$defs": {"a": A}},
-            {"x": {"b": "text"}},
-        ),
-        ({"type": "array", "items": A, "contains": {**B, "required": ["b"]}}, [{"b": "text"}]),
-    ],
+    "more",
+    [{"allOf": [XB]}, {"dependentSchemas": {"x": XB}}, {"if": True, "then": XB}, {"patternProperties": {"^x": B}}],
 )
-def test_part_described_twice_keeps_the_properties_of_both(writer: Any, value: Any) -> None:
-    both = an_object(a=INTEGER, b=INTEGER)
-    reader = {"type": "array", "items": both} if isinstance(value, list) else an_object(x=both)
-    text = json.dumps(value).encode()
+def test_part_described_twice_keeps_the_properties_of_both(more: dict[str, Any]) -> None:
+    writer = {**an_object(x=an_object(a=INTEGER)), **more}
+    reader = an_object(x=an_object(a=INTEGER, b=INTEGER))
+    text = json.dumps({"x": {"b": "text"}}).encode()
     assert compile_schema(SchemaRule("json", as_text(writer))).find_misfits([text]) == {}
     assert compile_schema(SchemaRule("json", as_text(reader))).find_misfits([text]) != {}
     assert not admits("json", writer, reader, "backward")

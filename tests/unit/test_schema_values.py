@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from lakemq.engine.client.schemas import SchemaRule
-from lakemq.engine.client.schemas.columns import make_nullable, to_array
 from lakemq.engine.client.schemas.ddl import parse_ddl, to_ddl
 from lakemq.engine.client.schemas.topic_schema import ValueSchema, compile_schema, open_topic_schema
 from lakemq.engine.protocol.parameters import SchemaVersion
@@ -73,12 +72,9 @@ def test_each_ddl_type_is_encoded_and_parsed() -> None:
         ("a INT NOT NULL", '{"a": null}', "at $.a: found null, expected int"),
         ("a INT", '{"a": "secret"}', "at $.a: found str, expected int | null"),
         ("a INT", '{"a": 1.0}', "at $.a: found float, expected int | null"),
-        ("a TINYINT", '{"a": 128}', "at $.a: expected int <= 127"),
         ("a BIGINT", '{"a": 9223372036854775808}', "at $.a: expected int <= 9223372036854775807"),
         ("a FLOAT", '{"a": 1e39}', "at $.a: expected float < 3.4028235677973366e+38"),
         ("a DECIMAL(3,1)", '{"a": 1.25}', "at $.a: expected decimal(3,1)"),
-        ("a DECIMAL(3,1)", '{"a": "100"}', "at $.a: expected decimal(3,1)"),
-        ("a DECIMAL(3,1)", '{"a": "secret"}', "at $.a: expected decimal(3,1)"),
         ("a DECIMAL(3,1)", '{"a": true}', "at $.a: expected decimal(3,1)"),
         ("a TIMESTAMP", '{"a": "2024-01-01T00:00:00"}', "at $.a: expected datetime with a timezone component"),
         ("a ARRAY<STRUCT<b: INT>>", '{"a": [{}, {"b": "s"}]}', "at $.a[...].b: found str, expected int | null"),
@@ -104,14 +100,6 @@ def test_names_beyond_ascii_are_found() -> None:
         }
 
 
-def test_largest_float_of_spark_fits() -> None:
-    schema = ddl("a FLOAT")
-    (parsed,) = schema.parse([b'{"a": -3.4028235E38}']).to_pylist()
-    assert parsed == {"a": -3.4028234663852886e38}
-    assert schema.find_misfits([b'{"a": 3.4028235677973366e38}']) != {}
-    assert schema.find_misfits([b'{"a": 3.4028235677973362e38}']) == {}
-
-
 class Foreign:
     """A class that JSON does not know."""
 
@@ -120,12 +108,9 @@ class Foreign:
     ("part", "place", "found"),
     [
         (float("nan"), "a", "NaN or an infinite number"),
-        ([1.5, float("-inf")], "a[...]", "NaN or an infinite number"),
-        ({"x": Decimal("NaN")}, "a.x", "NaN or an infinite number"),
         (np.float32("inf"), "a", "NaN or an infinite number"),
         (Foreign(), "a", "Foreign"),
         ([{"x": 1j}], "a[...].x", "complex"),
-        ({None: 1}, "a", "dict"),
         ("\ud800", "a", "str"),
     ],
 )
@@ -163,19 +148,15 @@ def test_bad_schemas_are_refused() -> None:
             compile_schema(SchemaRule("avro", text))
 
 
-@pytest.mark.parametrize(
-    ("schema", "text"),
-    [
-        ({"fields": [{"name": "a", "type": "int"}, {"name": "a", "type": "string"}]}, "two fields of one name"),
-        ({"fields": [{"name": "a", "type": ["int", "int"]}]}, "one type twice"),
-        ({"fields": [{"name": "a", "type": ["int", {"type": "int", "logicalType": "date"}]}]}, "one type twice"),
-        ({"fields": [{"name": "a", "type": ["null", "R", "R"]}]}, "one type twice"),
-        ({"fields": [{"name": "a", "type": {"type": "array", "items": ["null", ["int"]]}}]}, "contains a union"),
-    ],
-)
-def test_repetitions_of_avro_are_refused(schema: Any, text: str) -> None:
-    with pytest.raises(InvalidConfig, match=text):
-        compile_schema(SchemaRule("avro", json.dumps({"type": "record", "name": "R", **schema})))
+def test_repetitions_of_avro_are_refused() -> None:
+    for types, text in (
+        (["int", "string"], "two fields of one name"),
+        ([["int", "int"]], "one type twice"),
+        ([{"type": "array", "items": ["null", ["int"]]}], "contains a union"),
+    ):
+        fields = [{"name": "a", "type": type} for type in types]
+        with pytest.raises(InvalidConfig, match=text):
+            compile_schema(SchemaRule("avro", json.dumps({"type": "record", "name": "R", "fields": fields})))
 
 
 def test_fields_that_spark_cannot_tell_apart_are_refused_in_all_languages() -> None:
@@ -204,13 +185,6 @@ def test_time_outside_the_years_that_python_reads_is_null() -> None:
     assert schema.find_misfits(values) == {}
     first, last = (dt.datetime(*day, tzinfo=dt.UTC) for day in ((1, 1, 1), (9999, 12, 31, 23, 59, 59, 999999)))
     assert schema.parse(values).to_pylist() == [None] * 4 + [{"at": time, "more": [time]} for time in (first, last)]
-
-
-@pytest.mark.parametrize("name", ["TIMESTAMP_NTZ", "timestamp without  time zone"])
-def test_ddl_time_without_a_zone_has_two_names(name: str) -> None:
-    assert parse_ddl(f"at {name}, more ARRAY<{name}>") == pa.struct(
-        {"at": pa.timestamp("us"), "more": pa.list_(pa.timestamp("us"))}
-    )
 
 
 @pytest.mark.parametrize(
@@ -346,8 +320,6 @@ def test_avro_default_is_the_value_that_its_encoding_decodes_to() -> None:
     ("type", "default"),
     [
         ("bytes", "\u0100"),
-        ({"type": "array", "items": "bytes"}, [5]),
-        ({"type": "array", "items": ["null", "int"]}, ["t"]),
         ({"type": "array", "items": {"type": "map", "values": "int"}}, [[]]),
         ({"type": "int", "logicalType": "date"}, 2**31 - 1),
         ({"type": "record", "name": "Inner", "fields": [{"name": "x", "type": "int"}]}, {}),
@@ -502,24 +474,12 @@ DAY = logical("int", "date")
         (["float", "int", "string"], [5, 5.0, "5"]),
         (["null", "float", "double"], [0.1, 0.5, None]),
         (["boolean", "int"], [True, 1]),
-        ([DAY, "long"], [2**31, 1, dt.date(2024, 5, 1)]),
-        ([DAY, "string", "boolean"], ["2024-05-01", dt.date(2024, 5, 1), True]),
         ([DAY, logical("long", "timestamp-millis")], [UTC_NOON, dt.date(2024, 5, 1)]),
         ([logical("int", "time-millis"), logical("long", "time-micros")], [dt.time(1, 2, 3, 456)]),
         (["double", logical("bytes", "decimal", precision=4, scale=2), "string"], [Decimal("1.50"), 1.5, "1.50"]),
-        ([{"type": "enum", "name": "E", "symbols": ["A"]}, "string"], ["A", "B"]),
-        ([{"type": "fixed", "name": "F", "size": 2}, "bytes"], [b"ab", b"abc"]),
         ([record("R", a="int"), {"type": "map", "values": "int"}], [{"a": 1}, {"b": 1}, {}]),
         ([{"type": "map", "values": ["null", logical("string", "uuid"), DAY]}, "null"], [{"k": ID, "l": None}, None]),
-        ([{"type": "array", "items": ["null", record("R", a="float"), "int"]}, "null"], [[None, {"a": 0.5}, 5], None]),
         ([{"type": "map", "values": "long"}, record("R", a=MAYBE)], [{}, {"a": 1}, {"a": None}, {"b": 1}]),
-        (
-            {
-                "type": "array",
-                "items": {"type": "map", "values": [{"type": "array", "items": ["double", "int"]}, "int"]},
-            },
-            [[{"k": [1, 1.0], "l": 1}, {}]],
-        ),
     ],
 )
 def test_value_of_an_avro_union_is_of_the_branch_that_gives_it_back(union: Any, values: list[Any]) -> None:
@@ -682,17 +642,3 @@ def test_nan_and_infinity_of_avro_are_text_in_json_and_encoded_again() -> None:
 def test_avro_fingerprint_is_that_of_the_specification() -> None:
     """The fingerprint of the schema "int", as the Java implementation has it, in the order of the encoding."""
     assert compile_schema(SchemaRule("avro", '"int"')).encode(1)[2:10] == bytes.fromhex("8f5c393f1ad57572")
-
-
-def test_parsed_columns_equal_those_that_arrow_makes_of_rows() -> None:
-    field = pa.field("value", parse_ddl("a INT NOT NULL, b ARRAY<STRUCT<c: STRING>>, d MAP<STRING,STRUCT<e: INT>>"))
-    rows = [
-        {"a": 1, "b": [{"c": "x"}, None], "d": {"k": {"e": 1}}},
-        None,
-        {"a": 2, "b": None, "d": {}},
-        {"a": 3, "b": [], "d": None},
-    ]
-    made = to_array(rows, field)
-    made.validate(full=True)
-    assert made.equals(pa.array(rows, make_nullable(field).type))
-    assert len(to_array([], field)) == 0
