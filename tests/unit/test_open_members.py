@@ -21,7 +21,6 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import PollOutcome
 from lakemq.engine.client.consume.group_consumer import MemberConsumer
-from lakemq.engine.client.consume.options import RebalanceListener
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.consume.queue_poll import ProcessingPace
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
@@ -80,19 +79,6 @@ def test_garbage_consumer_leaves_its_group(
 
 
 @pytest.mark.slow
-def test_listener_that_knows_its_consumer_does_not_keep_it(mq: Connection, group: str, topic: str) -> None:
-    class KnowingListener(RebalanceListener):
-        consumer: MemberConsumer
-
-    listener = KnowingListener()
-    listener.consumer = join(mq, group, topic, listener=listener)
-    listener.consumer.poll()
-    del listener
-    gc.collect()
-    until(lambda: mq.groups.describe(group).members == 0)
-
-
-@pytest.mark.slow
 def test_listener_of_garbage_consumer_is_not_called(mq: Connection, group: str, topic: str) -> None:
     """Another thread than the user's would call it."""
     listener = RecordingListener()
@@ -125,18 +111,6 @@ def test_collector_waits_for_no_lock(mq: Connection, group: str, topic: str) -> 
     may_go_on.set()
     holder.join(60)
     until(lambda: mq.groups.describe(group).members == 0)
-
-
-@pytest.mark.slow
-def test_closed_consumer_is_garbage_without_a_trace(
-    mq: Connection, group: str, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with join(mq, group, topic) as consumer:
-        consumer.poll()
-    del consumer
-    gc.collect()
-    assert mq._consumers._heartbeats.abandoned.empty()
-    assert "is gone" not in caplog.text
 
 
 @pytest.mark.slow
@@ -356,10 +330,3 @@ def test_limit_of_a_poll_follows_the_time_of_messages_and_of_polls(
     each_ms: int, fixed_ms: int, limits: list[int]
 ) -> None:
     assert find_limits(each_ms, fixed_ms, len(limits)) == limits
-
-
-def test_polls_are_not_limited_without_a_handoff() -> None:
-    world = QueueWorld()
-    world.publish({0: 500})
-    consumer = world.consumer(max_handoff_ms=0)
-    assert len(consumer.poll(timeout_ms=20)) == 500

@@ -10,9 +10,8 @@ from unit.served import new_name, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import MemberConsumer
-from lakemq.engine.client.consume.membership_view import Pattern, Subscription
+from lakemq.engine.client.consume.membership_view import Pattern
 from lakemq.engine.protocol.values.groups import JoinGroup
-from lakemq.engine.protocol.values.state import State
 from lakemq.errors import InvalidRegularExpression, InvalidRequest
 
 
@@ -60,21 +59,6 @@ def test_matching_takes_linear_time() -> None:
     began_s = time.process_time()
     assert Pattern("(a|a|aa)+|(a+)+").find_matches(names) == []
     assert time.process_time() - began_s < 1
-
-
-def test_names_are_matched_again_only_when_they_change() -> None:
-    state, subscription = State(next_topic_id=3, topic_ids={"a1": 1, "b": 2}), Subscription((), Pattern("a.*"))
-    subscription.follow(state)
-    assert subscription.topics == ["a1"]
-    before = subscription.topics
-    subscription.follow(state)
-    assert subscription.topics is before
-    state.topic_ids["a2"], state.next_topic_id = 3, 4
-    subscription.follow(state)
-    assert subscription.topics == ["a1", "a2"]
-    del state.topic_ids["a1"]
-    subscription.follow(state)
-    assert subscription.topics == ["a2"]
 
 
 @pytest.mark.slow

@@ -55,22 +55,6 @@ def test_only_messages_of_the_member_can_be_acknowledged(mq: Connection) -> None
             consumer.commit({(topic, 0): -1})
 
 
-def test_acknowledgement_of_an_earlier_delivery_does_not_count(mq: Connection) -> None:
-    """A slow thread may acknowledge late, or a caller may repeat itself because its answer came too late."""
-    topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, {0: 1})
-    with join_queue_group(mq, group, topic) as consumer:
-        (first,) = take_messages(consumer, 1)
-        consumer.nack(first)
-        (second,) = take_messages(consumer, 1)
-        assert second.delivery_count == 2
-        with pytest.raises(InvalidRecordState):
-            consumer.ack([first])
-        consumer.ack(second)
-        consumer.flush()
-        assert read_deliveries(mq, group, topic) == {0: []}
-
-
 def test_small_polls_take_from_all_partitions_in_turn(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
     add(mq, topic, dict.fromkeys(range(4), 20))
@@ -100,16 +84,6 @@ def test_commit_acknowledges_up_to_the_offset_and_waits(mq: Connection) -> None:
             consumer.commit(metadata="note")
 
 
-def test_commit_past_the_end_returns_the_accepted_offset(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, {0: 6})
-    with join_queue_group(mq, group, topic) as consumer:
-        consumer.poll(max_records=3, timeout_ms=5_000)
-        for _ in range(2):  # the second time, all that was brought is accepted already
-            assert consumer.commit({(topic, 0): 1000}) == {(topic, 0): 3}
-        assert [message.offset for message in take_messages(consumer, 3)] == [3, 4, 5]
-
-
 def test_member_with_other_settings_than_its_group_is_refused(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     with join_queue_group(mq, group, topic, ack_mode="auto"):
@@ -121,26 +95,6 @@ def test_member_with_other_settings_than_its_group_is_refused(mq: Connection) ->
         mq.consumer(new_name("g"), topics=[topic], protocol="cooperative", ack_mode="auto")
     with pytest.raises(InvalidConfig):
         join_queue_group(mq, new_name("g"), topic, ack_mode="sometimes")
-
-
-def test_messages_of_a_transaction_are_acknowledged_when_it_commits(mq: Connection) -> None:
-    topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
-    add(mq, topic, {0: 2})
-    name = new_name("tx")
-    with join_queue_group(mq, group, topic) as consumer:
-        batch = consumer.poll(timeout_ms=5_000)
-        with pytest.raises(RuntimeError, match="on purpose"), mq.transaction(name) as txn:  # noqa: PT012
-            txn.publish(out, batch.to_arrow().select(["value"]))
-            txn.send_offsets(batch)
-            raise RuntimeError("on purpose")
-        assert values(mq, out) == []
-        with mq.transaction(name) as txn:
-            txn.publish(out, batch.to_arrow().select(["value"]))
-            txn.send_offsets(batch)
-            txn.send_offsets(batch)  # again: nothing happens
-        assert values(mq, out) == ["0.0", "0.1"]
-        assert read_deliveries(mq, group, topic) == {0: []}
-        assert not consumer.poll()
 
 
 def test_transaction_refuses_batch_that_another_one_has_committed(mq: Connection) -> None:

@@ -1,6 +1,5 @@
 """Consumers of queue groups: the messages that a poll delivers."""
 
-import time
 from typing import Any
 
 import pytest
@@ -55,23 +54,6 @@ def test_returned_messages_come_again_before_new_ones_with_their_count(mq: Conne
         assert read_texts(redelivered) == ["0.1", "0.2", "0.3", "0.4"]
         counts = {message.value.decode(): (message.delivery_count, message.redelivered) for message in redelivered}
         assert counts == {"0.1": (2, True), "0.2": (2, True), "0.3": (1, False), "0.4": (1, False)}
-
-
-def test_markers_and_aborted_messages_need_no_acknowledgement(mq: Connection) -> None:
-    """The offsets are markers and rows of an aborted transaction."""
-    topic, group = new_topic(mq), new_name("g")
-    for commits in (False, True):
-        producer = mq.producer(transactional_id=new_name("tx"))
-        producer.begin_transaction()
-        producer.send(topic, value=b"committed" if commits else b"aborted")
-        producer.commit_transaction() if commits else producer.abort_transaction()
-        producer.close()
-    with join_queue_group(mq, group, topic) as consumer:
-        messages = take_messages(consumer, 1)
-        assert read_texts(messages) == ["committed"]
-        consumer.ack(messages)
-        consumer.flush()
-        until(lambda: not consumer.poll() and consumer.lag() == {(topic, 0): 0})
 
 
 @pytest.mark.parametrize(("expired", "publishes"), [(True, False), (False, True)])
@@ -146,17 +128,6 @@ def test_paused_partition_delivers_nothing_until_it_is_resumed(mq: Connection) -
         assert read_texts(take_messages(consumer, 1)) == ["0.0"]
 
 
-def test_queue_consumer_has_positions_but_no_seek(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, {0: 3})
-    with join_queue_group(mq, group, topic) as consumer:
-        take_messages(consumer, 1, max_records=1)
-        assert not hasattr(consumer, "seek")
-        assert consumer.position(topic, 0) in (1, 2)  # one message may be prefetched
-        with pytest.raises(IllegalState, match="not assigned"):
-            consumer.position(topic, 1)
-
-
 def test_interrupted_poll_counts_no_delivery(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 3})
@@ -177,13 +148,6 @@ def test_interrupted_poll_counts_no_delivery(mq: Connection, monkeypatch: pytest
             (1, 1),
             (2, 1),
         ]
-
-
-def test_poll_ends_at_its_timeout_however_long_poll_ms_is(mq: Connection) -> None:
-    with join_queue_group(mq, new_name("g"), new_topic(mq)) as consumer:
-        begin_s = time.monotonic()
-        assert not consumer.poll(timeout_ms=20, poll_ms=2**62)
-        assert time.monotonic() - begin_s < 5
 
 
 # -- what a poll costs, on a clock that the test moves --------------------------------------------------------

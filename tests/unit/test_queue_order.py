@@ -47,26 +47,6 @@ def test_prefetched_messages_pass_a_returned_one_with_nack_order_none() -> None:
     assert take(consumer, 3) == [(3, 1), (4, 1), (5, 1)]
 
 
-@pytest.mark.parametrize("has_arrived", [True, False])
-def test_requested_messages_come_after_returned_ones(has_arrived: bool) -> None:
-    """A poll has requested more, and the answer comes before or after the message is given back."""
-    world = QueueWorld()
-    world.publish({0: 3})
-    consumer = world.consumer()
-    messages = list(consumer.poll(max_records=3, timeout_ms=20))
-    world.publish({0: 3})
-    world.holds_letters = True
-    assert not consumer.poll(max_records=3)
-    if has_arrived:
-        world.deliver()
-    consumer.nack(messages[0])
-    world.holds_letters = False
-    assert not consumer.poll(max_records=3) if not has_arrived else True
-    world.deliver()
-    consumer.ack(messages[1:])
-    assert take(consumer, 4) == [(0, 2), (3, 1), (4, 1), (5, 1)]
-
-
 @pytest.mark.parametrize("goes_back", [True, False])
 def test_messages_come_in_order_after_an_abort(goes_back: bool) -> None:
     world = QueueWorld()

@@ -9,7 +9,7 @@ from lakemq.engine.protocol.values.deliveries import Acknowledge
 from lakemq.engine.protocol.values.groups import MemberSilent
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
 from lakemq.engine.protocol.values.transactions import EndTransaction
-from lakemq.errors import FencedMemberEpoch, InvalidRecordState, UnknownMemberId
+from lakemq.errors import InvalidRecordState, UnknownMemberId
 
 
 def poll_messages(consumer: QueueConsumer, count: int) -> list[Message]:
@@ -71,22 +71,6 @@ def test_list_with_unknown_messages_counts_in_part_and_the_error_names_the_rest(
     assert world.deliveries()[0][0] == (0, 1, "available", 1)
     assert world.deliveries()[1][0] == (0, 1, "dying", 1)
     consumer.flush()
-
-
-def test_acknowledgement_of_two_partitions_counts_for_the_one_that_is_still_owned() -> None:
-    world = QueueWorld(2)
-    world.publish({0: 2, 1: 2})
-    consumer = world.consumer(max_handoff_ms=0)
-    batch = consumer.poll(timeout_ms=20)
-    other = world.consumer()
-    consumer.poll()
-    world.pass_time(1)
-    consumer.poll()
-    with pytest.raises(FencedMemberEpoch, match="t-1"):
-        consumer.ack(batch)
-    consumer.flush()
-    assert consumer.lag() == {("t", 0): 0}
-    other.close()
 
 
 def test_gathered_acknowledgements_count_beside_messages_that_a_transaction_returned() -> None:

@@ -125,17 +125,6 @@ def test_returned_message_with_a_delay_says_when_it_comes_again(monkeypatch: pyt
     assert not find_stalls(world)
 
 
-def test_group_that_moves_has_no_stalls() -> None:
-    world = QueueWorld()
-    world.publish({0: 3})
-    consumer = world.consumer()
-    messages = poll(consumer, 3)
-    assert not find_stalls(world)
-    consumer.ack(messages)
-    assert consumer.poll(timeout_ms=20).waits_for == []
-    assert make_groups(world).describe("g").waits_for == []
-
-
 def test_empty_batch_says_that_no_sequencer_answers() -> None:
     world = QueueWorld()
     world.publish({0: 2})

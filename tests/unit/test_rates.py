@@ -7,8 +7,6 @@ from unit.served import new_name, new_topic, until
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.groups.lag import WINDOW_MS, Consumption, read_consumption
 from lakemq.engine.namespace.load import read_watermark
-from lakemq.tables.specs.groups import CONSUMER_OFFSETS
-from lakemq.tables.storage.delta.delta_log import DeltaLog
 
 SERVED_WITH = {"project.interval.ms": 0}
 
@@ -81,27 +79,6 @@ def test_rate_counts_only_progress_inside_the_window(mq: Connection) -> None:
             assert {(info.rate_window_ms is None, info.consumption_rate is None) for info in infos} == {
                 (not rates, not rates)
             }
-
-
-@pytestmark_served
-def test_window_is_shorter_where_the_table_has_fewer_versions(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, {0: 10})
-    with mq.consumer(group, assign=[topic]) as consumer:
-        consumer.commit({(topic, 0): 4})
-        settle(mq)
-        first = mq.namespace.store.open(CONSUMER_OFFSETS).version
-        consumer.commit({(topic, 0): 9})
-        settle(mq)
-    real = DeltaLog.modified_ms
-    monkeypatch.setattr(DeltaLog, "modified_ms", lambda log, v: None if v < first else real(log, v))
-    store, now_ms = mq.namespace.store, mq.namespace.files.time_ms()
-    written_ms = DeltaLog(mq.namespace.files, CONSUMER_OFFSETS.name).modified_ms(first)
-    assert written_ms is not None
-    progress = read_consumption(store, now_ms, window_ms=now_ms - written_ms + 5_000)
-    assert progress is not None
-    assert progress.window_ms == now_ms - written_ms
-    assert progress.rate(group, {}) == round(1000 * 5 / progress.window_ms, 3)
 
 
 @pytestmark_served

@@ -93,17 +93,6 @@ def test_until_end_waits_for_messages_of_another_member(mq: Connection, protocol
         assert sorted(read_texts + found_by_other) == [f"{p}.{i}" for p in range(2) for i in range(3)]
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
-def test_until_end_reads_the_messages_of_a_removed_member(mq: Connection, protocol: str) -> None:
-    topic, group = new_topic(mq, 2), create_group(mq, protocol)
-    with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
-        wait_until_shared(consumer, other)
-        add(mq, topic, {0: 3, 1: 3})
-        timer = threading.Timer(0.3, lambda: mq.groups.remove_members(group, [other.member_id]))
-        timer.start()
-        assert sorted(read_all(consumer)) == [f"{p}.{i}" for p in range(2) for i in range(3)]
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_error_at_the_timeout_names_the_member_that_holds_messages(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq, 2), create_group(mq, protocol)
