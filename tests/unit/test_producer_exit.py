@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,19 +88,6 @@ def test_undelivered_messages_are_named_on_stderr(mq_without_sequencer: Connecti
 
 
 # -- the same within this process -----------------------------------------------------------------------
-
-
-def test_wait_at_exit_ends_without_a_sequencer(
-    mq_without_sequencer: Connection, capsys: pytest.CaptureFixture[str]
-) -> None:
-    producer = mq_without_sequencer.producer(delivery_timeout_ms=1_000)
-    for topic in ("t", "u", "t"):
-        producer.send(topic, "x")
-    begun_s = time.monotonic()
-    mq_without_sequencer._producers.finish_at_exit(0.05)
-    assert time.monotonic() - begun_s < 10
-    assert "not acknowledged: 2 of 't', 1 of 'u'. No sequencer answered" in capsys.readouterr().err
-    mq_without_sequencer._producers.discard(producer)
 
 
 def test_only_unreported_failures_are_named_at_exit(mq: Connection, capsys: pytest.CaptureFixture[str]) -> None:

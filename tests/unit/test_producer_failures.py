@@ -116,15 +116,6 @@ def raise_unreported(failures: Failures) -> str | None:
     return None
 
 
-def test_batch_is_reported_when_each_of_its_records_is(failures: Failures):
-    failures.add(make_failure(1, 2))
-    failures.mark_record_reported(1, 0)
-    failures.mark_record_reported(1, 0)
-    assert not failures.has_reported(1)
-    failures.mark_record_reported(1, 1)
-    assert failures.has_reported(1)
-
-
 def test_oldest_kept_failure_stands_for_those_dropped(failures: Failures):
     """The oldest kept failure, 3, stands for 1 and 2."""
     for number in range(1, _MAX_FAILURES + 3):
@@ -133,11 +124,3 @@ def test_oldest_kept_failure_stands_for_those_dropped(failures: Failures):
         failures.mark_record_reported(number, 0)
     assert raise_unreported(failures) == str(RequestTimedOut("3"))
     assert raise_unreported(failures) is None
-
-
-def test_thread_that_reads_each_future_is_never_interrupted(failures: Failures):
-    for number in range(1, 2 * _MAX_FAILURES):
-        failures.add(make_failure(number))
-        failures.mark_record_reported(number, 0)
-        assert failures.has_reported(number)
-    assert not failures.progress.records

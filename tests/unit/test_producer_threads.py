@@ -253,9 +253,6 @@ def test_leaving_a_transaction_waits_for_publishes_of_other_threads(mq: Connecti
     assert values(mq, topic) == ["a"]
 
 
-# -- callbacks and interrupts ---------------------------------------------------------------------------
-
-
 def test_failed_sender_thread_fails_its_records_and_refuses_more(
     mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -275,6 +272,9 @@ def test_failed_sender_thread_fails_its_records_and_refuses_more(
     with pytest.raises(UnknownServerError):
         producer.close()
     assert [type(future.exception(10)) for future in futures] == [UnknownServerError] * 2
+
+
+# -- callbacks and interrupts ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -69,22 +69,6 @@ def test_subscribe_swaps_the_partitions_of_other_topics(mq: Connection, protocol
 
 @pytest.mark.extended
 @PROTOCOLS
-def test_subscribe_changes_between_names_and_a_pattern(mq: Connection, protocol: str) -> None:
-    prefix, group, first = new_name("p"), new_name("g"), new_topic(mq)
-    mq.topics.create(f"{prefix}-a")
-    with member(mq, group, first, protocol=protocol) as consumer:
-        poll_until_it_has(consumer, (first, 0))
-        consumer.subscribe(pattern=f"{prefix}-.*")
-        poll_until_it_has(consumer, (f"{prefix}-a", 0))
-        mq.topics.create(f"{prefix}-b")
-        poll_until_it_has(consumer, (f"{prefix}-a", 0), (f"{prefix}-b", 0))
-        assert consumer.subscription() == [f"{prefix}-a", f"{prefix}-b"]
-        consumer.subscribe([first])
-        poll_until_it_has(consumer, (first, 0))
-
-
-@pytest.mark.extended
-@PROTOCOLS
 def test_unsubscribed_member_hands_its_partitions_to_others(mq: Connection, protocol: str) -> None:
     group, topic, listener = new_name("g"), new_topic(mq, 2), RecordingListener()
     with (

@@ -197,6 +197,3 @@ def test_second_timeout_of_an_id_is_refused(mq: Connection, topic: str):
     with pytest.raises(InvalidConfig, match=r"Found '5000'\. Expected a whole number"):
         mq.transaction(f"{topic}-id", transaction_timeout_ms="5000")  # type: ignore[arg-type]
     assert mq.transactions.describe(f"{topic}-id").timeout_ms == 5_000
-
-
-# -- operations -----------------------------------------------------------------------------------------

@@ -100,28 +100,6 @@ def test_log_views_show_what_a_fetch_returns(history: MixedHistory, view: str, i
     assert shown_values == ({b"beside it"} if view == "log_committed" else {b"open", b"behind it", b"beside it"})
 
 
-def test_log_shows_more_than_log_committed(history: MixedHistory):
-    """The history must contain aborted messages, and messages after an open transaction."""
-    (counts,) = sql(
-        history.mq,
-        """SELECT count(*) AS rows, count(*) FILTER (transactional) AS transactional,
-                  (SELECT count(*) FROM log_committed WHERE transactional) AS committed,
-                  (SELECT count(*) FROM segments WHERE kind = 'abort') AS aborts FROM log""",
-    )
-    assert counts["rows"] > counts["transactional"] > counts["committed"] + 2 > 10
-    assert counts["aborts"] >= 3
-
-
-def test_log_shows_the_sequence_of_each_message(history: MixedHistory):
-    rows = sql(
-        history.mq,
-        """SELECT producer_id, producer_epoch, topic, partition, count(*) AS n, min(sequence) AS first,
-                  max(sequence) AS last FROM log WHERE transactional AND topic <> 'purged' GROUP BY ALL""",
-    )
-    assert rows
-    assert all((row["first"], row["last"]) == (0, row["n"] - 1) for row in rows)
-
-
 def test_open_transactions_shows_what_transactions_all_returns(history: MixedHistory):
     rows = sql(history.mq, "SELECT * FROM open_transactions ORDER BY transactional_id")
     infos = history.mq.transactions.all(("Ongoing",))

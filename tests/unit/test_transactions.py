@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import everything, new_name, new_topic, read_committed_offset, values
+from unit.served import new_name, new_topic, read_committed_offset, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.producer.producer import TransactionalProducer
@@ -17,7 +17,6 @@ from lakemq.errors import (
     ProducerFenced,
     RequestTimedOut,
     TransactionAbortable,
-    UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
 
@@ -37,35 +36,6 @@ def make_large_rows(count: int, mark: str) -> pa.Table:
 
 
 # -- visibility -----------------------------------------------------------------------------------------
-
-
-def test_committed_records_are_fetched_after_the_commit(mq: Connection, topic: str, producer: TransactionalProducer):
-    producer.begin_transaction()
-    producer.send(topic, "a")
-    producer.flush()
-    assert (values(mq, topic), everything(mq, topic)) == ([], ["a"])
-    assert mq.end_offsets(topic) == {0: 0}
-    assert mq.end_offsets(topic, "read_uncommitted") == {0: 1}
-    producer.send(topic, "b")
-    producer.commit_transaction()
-    assert values(mq, topic) == everything(mq, topic) == ["a", "b"]
-    assert mq.end_offsets(topic) == {0: 3}  # the marker has an offset
-
-
-@pytest.mark.parametrize("with_the_commit", [True, False])
-def test_large_table_of_a_transaction_is_stored_in_a_file(mq: Connection, topic: str, with_the_commit: bool):
-    with mq.producer(f"{topic}-id", linger_ms=60_000 if with_the_commit else 0) as producer:
-        producer.begin_transaction()
-        producer.send_arrow(topic, make_large_rows(500, "a"))
-        if not with_the_commit:
-            producer.flush()
-        producer.commit_transaction()
-        producer.begin_transaction()
-        producer.send_arrow(topic, make_large_rows(300, "b"))
-        producer.flush()
-        producer.abort_transaction()
-    assert values(mq, topic) == [v.as_py() for v in make_large_rows(500, "a")["value"]]
-    assert len(everything(mq, topic)) == 800
 
 
 def test_records_and_tables_keep_their_order(mq: Connection, topic: str):
@@ -143,16 +113,6 @@ def test_transaction_with_a_refused_record_can_only_be_aborted(
         producer.send(topic, "new")
         producer.commit_transaction()
     assert values(mq, topic) == ["new"]
-
-
-def test_flush_raises_the_refusal_inside_a_transaction(mq: Connection, topic: str, producer: TransactionalProducer):
-    producer.begin_transaction()
-    _unknown_topic(producer, topic)
-    with pytest.raises(UnknownTopicOrPartition):
-        producer.flush()
-    with pytest.raises(TransactionAbortable, match="UNKNOWN_TOPIC_OR_PARTITION"):
-        producer.commit_transaction()
-    producer.abort_transaction()
 
 
 def test_commit_of_a_fenced_producer_raises_producer_fenced_after_a_refused_batch(mq: Connection, topic: str):

@@ -1,7 +1,6 @@
 """Time to live: expired messages are passed over in logs, and a queue group makes them dead letters."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from unit.served import new_name, new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.client.fetch.fetch_result import FetchResult
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.protocol.codec.few_rows import FewRows
@@ -281,30 +279,6 @@ def test_row_with_a_bad_ttl_is_rejected_alone(mq: Connection) -> None:
         with pytest.raises(InvalidRecord):
             mq.publish(topic, rows, on_error="fail")
     assert values(mq, topic) == ["good", "good"]
-
-
-# -- beside merging and pieces --------------------------------------------------------------------------------
-
-
-def test_pieces_continue_after_a_piece_that_has_expired(mq: Connection) -> None:
-    topic = new_topic(mq)
-    mq.publish(topic, pa.table({"value": [str(i) for i in range(3000)]}), ttl_ms=SHORT_MS)
-    mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
-    age()
-    fetched: FetchResult = mq.fetch(topic)
-    assert [v for piece in fetched.pieces() for v in piece["value"].to_pylist()] == [b"a", b"b", b"c"]
-    assert [v for piece in fetched.pieces(limit=2) for v in piece["value"].to_pylist()] == [b"a", b"b"]
-
-
-@pytest.mark.slow
-def test_tail_yields_no_table_of_expired_messages(mq: Connection) -> None:
-    topic = new_topic(mq)
-    tail = mq.tail(topic, start="earliest", poll_ms=5)
-    with ThreadPoolExecutor(1) as pool:
-        shown = pool.submit(next, tail)
-        mq.publish(topic, pa.table({"value": [str(i) for i in range(300)]}), ttl_ms=0)
-        mq.publish(topic, pa.table({"value": ["seen"]}))
-        assert shown.result(10)["value"].to_pylist() == [b"seen"]
 
 
 # -- what cannot be read ------------------------------------------------------------------------------------
