@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import re
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from stateful.world import Background
 from unit.desk import Desk
 
 from lakemq.engine.client.requests import requester as requester_module
-from lakemq.engine.client.requests.requester import NEVER_PUBLISHED, Requester, ask_with_retries
+from lakemq.engine.client.requests.requester import NEVER_PUBLISHED, ask_with_retries
 from lakemq.engine.protocol.errors import (
     ClientEnded,
     IllegalState,
@@ -29,14 +28,13 @@ from lakemq.engine.protocol.errors import (
     StaleTopicMetadata,
     StorageError,
     TransactionAbortable,
-    UnknownServerError,
 )
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Client
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteTopic
-from lakemq.engine.sequencer.letters.answers import SWEEP_MS, UNFETCHED_MS, MailboxAnswers
+from lakemq.engine.sequencer.letters.answers import UNFETCHED_MS, MailboxAnswers
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
 
@@ -106,17 +104,6 @@ def test_empty_reply_is_no_answer(tmp_path: Path):
         desk.ask()
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["pipe", "folder"])
-def test_pipe_or_folder_in_place_of_a_reply_is_no_answer(tmp_path: Path, make: Any):
-    desk = Desk(tmp_path)
-    desk.silent = 1
-    (tmp_path / "replies/c1").mkdir(parents=True)
-    make(tmp_path / "replies/c1/0000000001")
-    with pytest.raises(RequestTimedOut):
-        desk.ask()
-    assert desk.ask() == ProducerDone(7, 0)
-
-
 def test_a_request_too_large_for_any_letter_is_its_callers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(requester_module, "MAX_REQUEST_BYTES", 1_000)
     desk = Desk(tmp_path)
@@ -172,55 +159,6 @@ def test_a_reply_is_deleted_while_the_next_answer_is_awaited(tmp_path: Path, mon
     first, second = "delete replies/c1/0000000001", "delete replies/c1/0000000002"
     assert events == [*once, *once, *once, first, *once, second]
     assert desk.files.list("replies/c1") == ["replies/c1/0000000003", "replies/c1/0000000004"]
-
-
-class SlowLookClock(ManualClock):
-    """A clock that records the pauses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pauses_ms: list[float] = []
-
-    def sleep(self, ms: float) -> None:
-        self.pauses_ms.append(ms)
-        super().sleep(ms)
-
-
-def test_looks_for_a_late_answer_take_at_most_half_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The first looks follow each other, because the answer is due. Each of them is a request where it takes long."""
-    desk, clock, look_ms = Desk(tmp_path), SlowLookClock(), 15
-    requester = Requester(desk.mailbox, clock, lambda: "c9", 1_000)
-
-    def look_slowly(*_: Any) -> None:
-        ManualClock.sleep(clock, look_ms)
-
-    monkeypatch.setattr(desk.mailbox, "poll_answer", look_slowly)
-    monkeypatch.setattr(desk.mailbox, "watch_answers", lambda _: None)
-    with pytest.raises(RequestTimedOut):
-        requester.ask(InitProducer())
-    unseen_ms, *pauses_ms = clock.pauses_ms
-    assert unseen_ms == 0
-    assert max(pauses_ms[:4]) < 2
-    assert len(pauses_ms) > 20
-    assert min(pauses_ms[4:-1]) >= look_ms
-
-
-def refuse_thread(_: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
-def test_error_says_that_the_thread_cannot_start_and_later_requests_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    desk = Desk(tmp_path)
-    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
-    with pytest.raises(UnknownServerError, match=r"nothing was sent.*can't start new thread"):
-        desk.ask()
-    monkeypatch.undo()
-    assert desk.requester.waited_ms() is None
-    assert desk.ask() == ProducerDone(7, 0)
-    desk.requester.close()
-    assert desk.letters == [("c1", 1, 1)]
 
 
 def make_body(values: list[str]) -> pa.Table:
@@ -305,15 +243,6 @@ def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter) -> None
     for client_id in ("known", "left-a-gap"):
         counter.grow_old(client_id)
     assert counter.sweep() == ["known", "new"]
-
-
-def test_a_sweep_is_made_at_once_and_then_every_hour(counter: Counter) -> None:
-    counter.sweep()
-    counter.replies.sweep_if_due(counter.state)
-    assert not counter.background.waiting
-    counter.clock.sleep(SWEEP_MS)
-    counter.replies.sweep_if_due(counter.state)
-    assert counter.background.waiting
 
 
 def test_replies_that_cannot_be_deleted_do_not_keep_the_others(

@@ -6,13 +6,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 from decided import read_steps
 from unit.served import until, values
@@ -35,17 +34,12 @@ from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated, TopicDone, TopicRef
 from lakemq.engine.sequencer import projector, step_decider
 from lakemq.engine.sequencer import serving as serving_module
-from lakemq.engine.sequencer.letters.intake import Quarantine
 from lakemq.engine.sequencer.projector import Projector
 from lakemq.engine.sequencer.sequencer import MAX_FAILED_TERMS, Sequencer
 from lakemq.engine.sequencer.serving import Serving
 from lakemq.jobs.doctor.namespace import check_aside
-from lakemq.tables.specs.journal import WATERMARKS
 from lakemq.tables.specs.messages import BODY_SCHEMA
-from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.storage.coordination.mailbox import LetterName
-from lakemq.tables.storage.delta.commits import StoredFile
-from lakemq.tables.storage.delta.store import Store, TableHandle
+from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -305,46 +299,6 @@ def test_a_leader_has_handed_over_even_if_the_next_one_projects_its_last_step(mq
 # -- the first look -----------------------------------------------------------------------------------------
 
 
-class LateStore(Store):
-    """The store of a process that was stopped in its first looks at the watermark, until their files were gone."""
-
-    def __init__(self, files: LocalFiles, late_looks: int) -> None:
-        super().__init__(files)
-        self.late_looks, self.looks = late_looks, 0
-        self.gone: list[Path] = []
-
-    def open(self, spec: TableSpec) -> TableHandle:
-        while self.gone:
-            path = self.gone.pop()
-            path.with_suffix(".gone").rename(path)
-        return super().open(spec)
-
-    def dataset(self, spec: TableSpec, files: Sequence[StoredFile]) -> ds.Dataset:
-        if spec is WATERMARKS:
-            self.looks += 1
-            if self.looks <= self.late_looks:
-                self.gone = [Path(self.files.root, spec.name, file.path) for file in files]
-                for path in self.gone:
-                    path.rename(path.with_suffix(".gone"))
-        return super().dataset(spec, files)
-
-
-@pytest.mark.parametrize("late_looks", [1, 2])
-def test_sequencer_stopped_in_its_first_look_looks_once_more(path: str, late_looks: int) -> None:
-    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
-        mq.topics.create("t")
-    store = LateStore(LocalFiles(path), late_looks)
-    with serving(replace(namespace_on(LocalFiles(path)), store=store), "late") as served:
-        if late_looks == 1:
-            until(lambda: served.sequencer.leads)
-            assert served.error is None
-            assert store.looks > 1
-        else:
-            assert served.wait(10)
-            assert isinstance(served.error, StorageError)
-            assert store.looks == 2
-
-
 def test_serving_ends_where_it_may_not_write(mq: Connection) -> None:
     def forbidden(point: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -435,15 +389,6 @@ def test_a_projection_that_hangs_does_not_hold_up_the_end(tmp_path: Path, monkey
         goes_on.set()
 
 
-def test_a_letter_in_quarantine_is_refused_until_its_client_goes_on(mq: Connection) -> None:
-    """The step that refuses it may fail for another reason, and the letter comes again."""
-    quarantine, letter = Quarantine(mq.namespace.files, mq.namespace.mailbox), LetterName.of("c", 7, 0)
-    assert quarantine.find_refusal(letter) is None
-    quarantine.refuse_next_time("c", 7)
-    assert [type(quarantine.find_refusal(letter)) for _ in range(2)] == [UnknownServerError] * 2
-    assert quarantine.find_refusal(LetterName.of("c", 8, 0)) is None
-
-
 END = """
 import atexit, sys, threading, time
 import lakemq, pyarrow as pa
@@ -498,31 +443,3 @@ def test_serving_that_comes_while_the_connection_closes_is_ended(
     with pytest.raises(IllegalState):
         mq.serving()
     assert servings[0].wait(0)
-
-
-_SERVE_A_WHILE = """
-import gc, os, signal, sys, threading, time, lakemq
-from lakemq.jobs.serve import serve_until_signal
-
-def end_once_frozen():
-    while not gc.get_freeze_count():
-        time.sleep(0.01)
-    thresholds.append(gc.get_threshold()[0])
-    os.kill(os.getpid(), signal.SIGTERM)
-
-with lakemq.connect(sys.argv[1], create=True) as mq:
-    before, thresholds = gc.get_freeze_count(), [gc.get_threshold()[0]]
-    threading.Thread(target=end_once_frozen, daemon=True).start()
-    serve_until_signal(mq, for_ms=60_000)
-    print(before, gc.get_freeze_count(), *thresholds, gc.get_threshold()[0])
-"""
-
-
-@pytest.mark.slow
-def test_garbage_collector_skips_the_state_that_a_leader_has_loaded(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _SERVE_A_WHILE, str(tmp_path / "mq")]
-    printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    before, after, usual, while_serving, afterwards = map(int, printed.split())
-    assert before == 0
-    assert after > 10_000
-    assert usual == afterwards < while_serving, "a step's objects are no garbage"

@@ -133,6 +133,3 @@ def test_a_forked_child_that_exits_leaves_the_lease_to_its_parent(path: str) -> 
     ended = subprocess.run([sys.executable, "-c", FORKS, path], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1 True\n", "")
     assert read_leader(path) == ""
-
-
-# -- what `serve` says at its end ---------------------------------------------------------------------------

@@ -35,12 +35,3 @@ def test_signs_of_killed_standbys_are_deleted_after_an_hour(tmp_path: Path) -> N
     make_older(tmp_path, "killed-1-ab", 4_000)
     signs.put("alive-2-cd", 1)
     assert [sign.name for sign in (tmp_path / "standbys").iterdir()] == ["alive-2-cd-0000000001"]
-
-
-def test_files_that_are_no_signs_stay(tmp_path: Path) -> None:
-    (tmp_path / "standbys").mkdir()
-    (tmp_path / "standbys" / "notes.txt").write_text("hello")
-    files = LocalFiles(str(tmp_path))
-    assert StandbySigns(files).list_present(files.time_ms()) == []
-    StandbySigns(files).forget("notes")
-    assert (tmp_path / "standbys" / "notes.txt").exists()

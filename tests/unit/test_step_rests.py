@@ -14,8 +14,6 @@ from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.sequencer.sequencer import Sequencer, StepReport
 from lakemq.engine.sequencer.serving import _Pace, serve
-from lakemq.tables.storage.coordination.mailbox import Mailbox
-from lakemq.tables.storage.object_stores.files import LocalFiles
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux reports new files")
 
@@ -70,20 +68,6 @@ def send_one_after_another(mq: Connection) -> None:
     with mq.producer(linger_ms=0) as producer:
         for number in range(SENDS):
             producer.send("t", str(number)).result()
-
-
-def test_letters_can_be_watched_before_the_first_one(tmp_path: Path) -> None:
-    mailbox = Mailbox(LocalFiles(str(tmp_path)))
-    watch = mailbox.watch_letters()
-    assert watch is not None
-    mailbox.put("client", 1, b"letter", 0)
-    assert watch.event.wait(20)
-    watch.close()
-
-
-def test_a_leader_without_a_folder_for_letters_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "mailbox").write_bytes(b"a file in place of the folder")
-    assert Mailbox(LocalFiles(str(tmp_path))).watch_letters() is None
 
 
 def test_looks_after_a_letter_are_frequent_and_then_take_half_of_the_time() -> None:

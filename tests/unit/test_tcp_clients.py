@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from obstore.store import LocalStore
-from s3_server import SECRET_KEY, S3Server
 from unit.line_peers import PATIENCE_S, until
-from unit.served import CONFIG
 from unit.tcp_lines import TcpLeader
 from unit.test_direct_line import letter_of
 
-import lakemq
 from lakemq.engine.client.fetch.step_waiter import StepWaiter
 from lakemq.engine.client.requests import direct_line
 from lakemq.engine.client.requests.direct_line import (
@@ -53,7 +49,7 @@ from lakemq.engine.protocol.values.producers import ProducerDone
 from lakemq.engine.sequencer.letters import line_opener
 from lakemq.engine.sequencer.letters.line_opener import open_term_lines
 from lakemq.tables.storage.coordination import sockets
-from lakemq.tables.storage.coordination.sockets import line_name, list_lines
+from lakemq.tables.storage.coordination.sockets import line_name
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles
 from lakemq.testing import MovableClock
 
@@ -95,10 +91,6 @@ WRONG_SETTINGS: dict[str, dict[str, Any]] = {
 def test_settings_that_lead_nowhere_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig):
         read_line_settings(EngineConfig(settings))
-
-
-def test_without_settings_no_leader_listens() -> None:
-    assert read_line_settings(EngineConfig()) is None
 
 
 # -- which leader a client trusts ---------------------------------------------------------------------------
@@ -368,33 +360,6 @@ def test_clients_of_a_store_look_for_a_line_ever_less_often(
     assert BAD_LINE_MS * 0.7 < pauses[0] < BAD_LINE_MS * 1.1
     assert 0.7 * LONGEST_PAUSE_MS < pauses[-1] < 1.1 * LONGEST_PAUSE_MS
     assert max(pauses[8:]) - min(pauses[8:]) > 2_000, "clients must not come all at once"
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_clients_of_a_store_publish_and_fetch_on_a_line_with_tls_and_show_no_credentials(s3: S3Server) -> None:
-    path = f"{s3.path(uuid.uuid4().hex)}/mq"
-    config = {**CONFIG, "line.listen": "0.0.0.0:0", "line.advertise": "127.0.0.1", "project.interval.ms": 50}
-    with (
-        lakemq.connect(path, storage_options=s3.options, create=True, config=config) as leading,
-        lakemq.connect(path, storage_options=s3.options) as mq,
-        leading.serving(),
-    ):
-        files = mq.namespace.files
-        until(lambda: bool(list_lines(files)))
-        mq.topics.create("orders")
-        with mq.producer() as producer:
-            offsets = [producer.send("orders", value=str(number)).result(60).offset for number in range(20)]
-        assert offsets == list(range(20))
-        assert files.folders("replies") == [], "no answer came through the mailbox"
-        assert files.list("mailbox") == [], "neither a letter nor a proof is left"
-        mq.publish("orders", pa.table({"value": [b"rows"] * 1_000}))
-        expected = [*(b"%d" % number for number in range(20)), *([b"rows"] * 1_000)]
-        assert [message.value for message in mq.fetch("orders")] == expected
-        counted = mq.sql("SELECT count(*) AS messages FROM log_committed", wait_ms=60_000)
-        assert counted.to_pydict() == {"messages": [1_020]}
-        assert SECRET_KEY not in repr(mq) + repr(mq.namespace) + repr(files) + repr(mq.namespace.store)
-    assert files.list("line") == []
 
 
 class ReadOnlyFiles(LocalFiles):
