@@ -95,16 +95,3 @@ def test_serving_process_releases_memory_repeatedly(tmp_path: Path, monkeypatch:
     with lakemq.connect(str(tmp_path), create=True) as mq:
         serve_job.serve_until_signal(mq, for_ms=60_000)
     assert releases == 3
-
-
-def test_memory_is_not_released_before_the_interval_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now_s)
-    monkeypatch.setattr(native_memory, "release_unused_memory", lambda: None)
-    memory = MemoryRelease(interval_s=10)
-    assert not memory.look()
-    now_s = 109.0
-    assert not memory.look()
-    now_s = 110.0
-    assert memory.look()
-    assert not memory.look()

@@ -5,7 +5,6 @@ import itertools
 import logging
 import subprocess
 import sys
-import threading
 import time
 import traceback
 import uuid
@@ -67,20 +66,6 @@ def test_a_table_is_written_read_and_cleaned(store: Store) -> None:
     assert store.open(NOTES).last_step() == 2
     with pytest.raises(NotATable):
         store.open(TableSpec(name="other", row=NoteRow, shape="log", keys=("step",), comment="", log_retention_ms=0))
-
-
-def test_one_of_many_puts_at_once_gets_the_name(files: ObjectFiles) -> None:
-    def put(number: int) -> bool:
-        try:
-            files.put("name", b"%d" % number)
-        except FileExistsError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(put, range(16)))
-    assert won.count(True) == 1
-    assert files.get("name") == b"%d" % won.index(True)
 
 
 @pytest.mark.slow
@@ -279,36 +264,6 @@ def test_a_store_that_gives_no_answer_is_not_taken_for_a_wrong_path(object_serve
         lakemq.connect(root, storage_options=object_server.at(proxy.url).options)
     assert raised.value.retriable
     assert "cannot be reached" in str(raised.value)
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_connecting_to_a_store_that_never_answers_ends_and_lets_other_threads_run(
-    object_server: ObjectServer, root: str
-) -> None:
-    longest_pause_s, stopped = [0.0], threading.Event()
-
-    def tick() -> None:
-        before_s = time.monotonic()
-        while not stopped.wait(0.05):
-            now_s = time.monotonic()
-            longest_pause_s[0], before_s = max(longest_pause_s[0], now_s - before_s), now_s
-
-    ticking = threading.Thread(target=tick)
-    ticking.start()
-    began_s = time.monotonic()
-    with StoreProxy(object_server.url, lambda *_: "hang") as proxy, ThreadPoolExecutor(2) as threads:
-        options = object_server.at(proxy.url).options
-        connects = [
-            threads.submit(lakemq.connect, root, storage_options=options, create=create) for create in (False, True)
-        ]
-        errors = [connecting.exception() for connecting in connects]
-    took_s = time.monotonic() - began_s
-    stopped.set()
-    ticking.join()
-    assert [isinstance(error, StorageError) and error.retriable for error in errors] == [True, True]
-    assert took_s < 20
-    assert longest_pause_s[0] < 5
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from lakemq.engine.protocol.values import packed
 from lakemq.engine.protocol.values.delays import DelayedRange, RangeKey, WaitingRange
-from lakemq.engine.protocol.values.packed import NEVER_MS, PackedRanges, pack_ranges
+from lakemq.engine.protocol.values.packed import PackedRanges, pack_ranges
 from lakemq.engine.protocol.values.waiting import WaitingRanges
 
 BIG = 2**62
@@ -125,19 +125,6 @@ def test_ranges_are_a_mapping_whatever_is_packed(monkeypatch: pytest.MonkeyPatch
         assert len(ranges) == len(model)
     assert {by_key(range_): range_ for range_ in ranges} == model
     assert len(ranges.packed.blocks) < 40
-
-
-def test_a_range_that_is_not_there_is_not_found() -> None:
-    ranges = PackedRanges()
-    assert ranges.first_due_ms == NEVER_MS
-    assert not ranges.has_any([RangeKey(1, 7, 0)])
-    ranges.append_block(pack_ranges([make_range(number, HOUR_MS) for number in range(1000)]))
-    absent_keys = [RangeKey(1, 7, number, 1) for number in range(1000)] + [
-        RangeKey(2, 7, number) for number in range(1000)
-    ]
-    assert not ranges.has_any(absent_keys)
-    assert ranges.take(absent_keys) == []
-    assert len(ranges) == 1000
 
 
 @pytest.mark.slow

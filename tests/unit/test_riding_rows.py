@@ -1,6 +1,6 @@
 """Rows of small letters are in steps until a pass writes them: readable at once, and written once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from lakemq.engine.protocol.values.log import RowsJournaled
 from lakemq.engine.sequencer import projector
 from lakemq.engine.sequencer.projector import write_journaled_rows
 from lakemq.errors import FileTruncated
-from lakemq.jobs.doctor.namespace import check_data_files
 from lakemq.tables.specs.messages import MESSAGES, REJECTED_ROWS
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -243,21 +242,3 @@ def test_rejected_and_aborted_rows_ride_and_are_not_shown(mq: Connection) -> Non
     assert int(file.stem, 16) == dead.file_id
     assert table["value"][dead.first_row].as_py() == b"of the year 0"
     assert values(mq, "t") == ["fine"]
-
-
-def rewrite_table(path: Path) -> None:
-    """Rewrite the table's files, as engines do that compact a table."""
-    pq.write_table(pq.read_table(path).replace_schema_metadata(), path)
-
-
-@pytest.mark.parametrize("harm", [Path.unlink, rewrite_table, lambda path: path.write_bytes(path.read_bytes()[:-1])])
-def test_a_file_of_rows_that_rode_is_watched_like_any_other(mq: Connection, harm: Callable[[Path], None]) -> None:
-    with run_leader(mq) as leader:
-        publish_riding(mq)
-        assert check_data_files(mq).ok, "what rides is where it should be"
-    leader.resign()
-    assert check_data_files(mq).ok
-    harm(data_files(mq)[0])
-    assert not check_data_files(mq).ok
-    with lakemq.connect(mq.namespace.path) as other, pytest.raises(FileTruncated):
-        other.fetch("t").to_arrow()

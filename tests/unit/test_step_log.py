@@ -148,19 +148,6 @@ def test_a_leader_that_slept_while_steps_were_removed_leads_no_more(disk: Disk, 
     assert [read_subject(disk, step) for step in (5, 6, 7)] == ["later", "later", "goes on"]
 
 
-def test_a_leader_that_slept_for_long_looks_first_and_leaves_nothing_behind(disk: Disk, clock: ManualClock) -> None:
-    asleep = make_log(disk, clock)
-    append(asleep)
-    awake = make_log(disk, clock, 1)
-    for _ in range(3):
-        append(awake)
-    remove_up_to(disk, 2)
-    clock.sleep(KEPT_MS)
-    with pytest.raises(NotLeader):
-        append(asleep)
-    assert disk.list("steps") == [step_name(3), step_name(4)]
-
-
 def fail(error: OSError) -> Callable[[str], None]:
     def raise_it(name: str) -> None:
         raise error
@@ -187,18 +174,6 @@ def test_a_put_that_failed_with_nothing_there_is_unknown(disk: Disk, clock: Manu
     with pytest.raises(OSError, match="no route"):
         append(log)
     assert log.step == 0
-
-
-def test_a_put_that_failed_and_cannot_be_read_back_is_unknown(disk: Disk, clock: ManualClock) -> None:
-    log = make_log(disk, clock)
-
-    def lose_the_answer(name: str) -> None:
-        (Path(disk.root) / name).write_bytes(b"half")
-        raise MaybeThere(errno.EIO, "the answer was lost")
-
-    disk.before_put = lose_the_answer
-    with pytest.raises(MaybeThere, match="lost"):
-        append(log)
 
 
 def test_a_put_that_failed_while_another_leader_was_first_ends_the_term(disk: Disk, clock: ManualClock) -> None:
@@ -271,27 +246,6 @@ def make_later(path: Path, by_ms: int) -> None:
     """Let an object be put later by the store's clock."""
     written_s = path.stat().st_mtime + by_ms / 1000
     os.utime(path, (written_s, written_s))
-
-
-def test_a_follower_without_its_step_must_load_again(disk: Disk, clock: ManualClock) -> None:
-    with pytest.raises(StepsGone):
-        StepFollower(disk, 1, clock.steady_ms)
-
-
-def test_steps_that_are_removed_while_they_are_read_must_be_loaded_again(disk: Disk, clock: ManualClock) -> None:
-    log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
-    for _ in range(4):
-        append(log)
-    read = LocalFiles.get_identified
-
-    def remove_meanwhile(name: str, limit: int | None = None) -> IdentifiedObject:
-        if name == step_name(3):
-            remove_up_to(disk, 3)
-        return read(disk, name, limit)
-
-    disk.get_identified = remove_meanwhile  # type: ignore[method-assign]
-    with pytest.raises(StepsGone):
-        follower.read()
 
 
 @pytest.mark.parametrize("lost", [[2], [2, 3]])

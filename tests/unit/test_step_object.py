@@ -35,11 +35,9 @@ from lakemq.engine.protocol.codec.steps import (
     encode_step_rows,
     encode_steps,
 )
-from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.clients import Answered, Letter
+from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION, MANY_SEGMENTS, JournalEntry, Step, StepBatch
 from lakemq.engine.protocol.values.log import Produced, RowsJournaled
-from lakemq.engine.protocol.values.offsets import OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.segments import NO_SEGMENTS, build_segments
 from lakemq.engine.protocol.values.transactions import MarkersWritten
@@ -88,11 +86,6 @@ def test_segments_come_out_the_same_however_many_they_are(count: int) -> None:
     assert [entry.segments.lists() for entry in decoded.entries] == [entry.segments.lists() for entry in step.entries]
 
 
-def test_integer_of_any_size_comes_out_unchanged() -> None:
-    step = Step(1, 0, 1, [JournalEntry(OffsetsCommitted("g", [1], [OffsetCommit("t", 0, -(2**63) - 1)]))])
-    assert decode_step_object(encode_step_object(make_head(step), step))[1] == step
-
-
 def test_a_step_of_another_format_is_refused() -> None:
     step = Step(1, 0, 1, [JournalEntry(Produced("t"))])
     newer, older = (encode_step_object(make_head(step, FORMAT_VERSION + change), step) for change in (1, -1))
@@ -110,23 +103,6 @@ def test_a_decision_that_this_version_does_not_know_is_refused() -> None:
     assert body.count(known_kind) == 1
     with pytest.raises(errors.NewerFormat, match="a decision promised"):
         decode_step_object(add_checksum(body.replace(known_kind, unknown_kind)))
-
-
-def test_a_result_that_this_version_does_not_know_is_refused() -> None:
-    step = Step(1, 0, 1, [JournalEntry(Answered("client", 1, [Done()]))])
-    body = encode_step_object(make_head(step), step)
-    known_kind, unknown_kind = b'"done"', b'"gone"'
-    assert body.count(known_kind) == 1
-    with pytest.raises(errors.NewerFormat, match="a result gone"):
-        decode_step_object(add_checksum(body.replace(known_kind, unknown_kind)))
-
-
-def test_a_record_of_a_known_kind_that_is_damaged_is_no_newer_one() -> None:
-    step = Step(1, 0, 1, [JournalEntry(Answered("client", 1, [Done()]))])
-    body = encode_step_object(make_head(step), step)
-    damaged = add_checksum(body.replace(b'"client_id"', b'"client_ip"'))
-    with pytest.raises(msgspec.ValidationError, match="client_id"):
-        decode_step_object(damaged)
 
 
 @pytest.mark.parametrize("bit", range(8))
@@ -162,20 +138,6 @@ def test_a_batch_has_the_segments_of_steps_with_few_and_many_in_order() -> None:
     steps = [build_step(1, 3), build_step(2, 2 * MANY_SEGMENTS), build_step(3, 1), build_step(4, 2 * MANY_SEGMENTS)]
     expected = [offset for step in steps for offset in step.entries[0].segments.column("base_offset")]
     assert StepBatch(steps).segments.column("base_offset").to_pylist() == expected
-
-
-def test_a_batch_finds_entries_of_several_kinds_in_order() -> None:
-    produced, done = JournalEntry(Produced("t")), JournalEntry(Answered("client", 1, [Done()]))
-    journaled = JournalEntry(RowsJournaled(7, 0, 2))
-    batch = StepBatch([Step(1, 0, 1, [journaled, produced, done]), Step(2, 0, 1, [done, journaled])])
-    found = batch.find_entries(Answered, RowsJournaled)
-    assert [(step.step, position, entry) for step, position, entry in found] == [
-        (1, 0, journaled),
-        (1, 2, done),
-        (2, 0, done),
-        (2, 1, journaled),
-    ]
-    assert batch.find_entries(OffsetsCommitted) == []
 
 
 # -- The rows of a step, as msgpack or as an Arrow stream: readers get the same table --------------------
@@ -255,30 +217,6 @@ def test_message_rows_that_travel_in_a_step_are_not_in_the_journal() -> None:
     riding = Step(1, 0, 1, [JournalEntry(RowsJournaled(7, 0, 2)), JournalEntry(Produced("t"))], b"two rows")
     plain = Step(2, 0, 1, [JournalEntry(Produced("t"))])
     assert decode_steps(encode_steps([riding, plain])) == [msgspec.structs.replace(riding, rows=None), plain]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [8, 9, 1001])
-def test_few_and_many_segments_stay_with_their_entries(count: int) -> None:
-    segments = build_segments(
-        1,
-        kind=["data"],
-        topic_id=[1],
-        topic=["t"],
-        partition=[0],
-        base_offset=[0],
-        record_count=[1],
-        last_offset=[0],
-        transactional=[False],
-        origin=["publish"],
-    )
-    entries = [
-        entry
-        for _ in range(count)
-        for entry in (JournalEntry(Produced("t"), segments), JournalEntry(MarkersWritten("x")))
-    ]
-    journal_steps = [Step(1, 0, 1, entries[:5]), Step(2, 0, 1, entries[5:])]
-    assert decode_steps(encode_steps(journal_steps)) == journal_steps
 
 
 @pytest.mark.parametrize(

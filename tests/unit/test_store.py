@@ -212,13 +212,6 @@ def test_files_are_chosen_by_their_statistics(three_files: TableHandle) -> None:
     assert len(three_files.files(nothing_known=(1, 2))) == 3
 
 
-def test_read_is_limited_to_given_files(three_files: TableHandle) -> None:
-    chosen = three_files.files(step=(None, 4))
-    assert list_steps(three_files.read(files=chosen)) == [1, 2, 3, 4, 5, 6]
-    assert list_steps(three_files.read(files=chosen, step=(2, 4))) == [2, 3, 4]
-    assert three_files.read(files=[]).num_rows == 0
-
-
 def test_a_file_without_statistics_is_never_passed_over(handle: TableHandle, folder: Path) -> None:
     file = new_file(folder, "bare.parquet", make_notes(4))
     handle.replace_at(0, [NewFile(file.path, file.size_bytes, 0, {"numRecords": 1})])

@@ -78,19 +78,6 @@ def test_checkpoint_and_cleanup_by_another_program_change_nothing(folder: Path) 
     assert (handle.version, handle.read()) == (version, rows)
 
 
-@pytest.mark.parametrize("work", ["delete", "update", "optimize"])
-def test_changes_by_another_program_are_refused_and_change_nothing(folder: Path, work: str) -> None:
-    table = DeltaTable(str(folder / TOPICS.name))
-    calls = {
-        "delete": table.delete,
-        "update": lambda: table.update(updates={"topic": "'other'"}),
-        "optimize": table.optimize.compact,
-    }
-    with pytest.raises(DeltaError, match=WRITER_FEATURE):
-        calls[work]()
-    assert DeltaTable(str(folder / TOPICS.name)).version() == 0
-
-
 # -- versions of the format ---------------------------------------------------------------------------------
 
 

@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 from lakemq.engine.client.sql.query import _MACROS
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES
-from lakemq.tables.specs.registry import BY_NAME, TABLES
-from lakemq.tables.specs.spec import INT64, TIME, VERSION_PROPERTY, TableSpec, column
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.spec import INT64, TIME, VERSION_PROPERTY
 from lakemq.tables.specs.topics import PARTITIONS, SEGMENT_SCHEMA, SEGMENT_STRUCT, SegmentRow
 from lakemq.tables.storage.delta.catalog import catalog_sql, columns_ddl, database_name
 from lakemq.tables.storage.delta.store import Store, select_newest
@@ -22,11 +22,6 @@ from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.tables.views import VIEW_COLUMNS, VIEWS
 
 # -- every table ----------------------------------------------------------------------------------------
-
-
-def test_tables_have_names_of_their_own_and_the_journal_is_the_last() -> None:
-    assert len(BY_NAME) == len(TABLES)
-    assert TABLES[-1] is JOURNAL
 
 
 def test_table_and_each_column_have_a_comment() -> None:
@@ -87,17 +82,6 @@ def test_every_column_has_its_ddl() -> None:
     for spec in TABLES:
         listed = columns_ddl(spec.stored_schema).split(", ")
         assert [line.split("`")[1] for line in listed] == spec.schema.names
-
-
-def test_properties_of_a_table_win_over_the_common_ones() -> None:
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Row:
-        a: int = column(INT64, "A number.")
-
-    spec = TableSpec("x", Row, "log", ("a",), "Rows.", properties={"delta.checkpointInterval": "7"})
-    assert spec.configuration["delta.checkpointInterval"] == "7"
-    assert spec.configuration["delta.enableExpiredLogCleanup"] == "false"
-    assert "lakemq.schemaVersion" not in spec.properties
 
 
 def test_a_segment_is_a_row_of_segments_without_its_step() -> None:

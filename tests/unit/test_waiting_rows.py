@@ -9,26 +9,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from protocol_harness import F, G, Harness, letter_bytes
+from protocol_harness import F, G, Harness
 from stateful.world import World
 
 from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows, iterate_by_hours
-from lakemq.engine.maintenance.merging import join_statistics, write_merged_file, write_merged_pieces
+from lakemq.engine.maintenance.merging import write_merged_file, write_merged_pieces
 from lakemq.engine.maintenance.removal import read_named_file_ids
 from lakemq.engine.maintenance.retention import is_mostly_old, read_live_state, trim_rows
 from lakemq.engine.namespace import waiting_rows
 from lakemq.engine.namespace.load import read_delayed_rows
 from lakemq.engine.namespace.waiting_rows import WaitingRows
 from lakemq.engine.protocol.projection import project
-from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.kinds import AnyRequest
-from lakemq.engine.protocol.values.producers import InitProducer
-from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords, DeleteTopic
+from lakemq.engine.protocol.values.topics import DeleteRecords, DeleteTopic
 from lakemq.engine.protocol.values.transactions import AbortTransaction, EndTransaction
 from lakemq.tables.specs.messages import DELAYED, HOUR_MS, DelayedRow
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.storage.delta.commits import NewFile, StoredFile, compute_statistics
+from lakemq.tables.storage.delta.commits import NewFile, StoredFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import Store, TableHandle, select_newest
 from lakemq.tables.storage.object_stores.local_files import LocalFiles
@@ -161,21 +158,6 @@ def test_merge_in_pieces_writes_the_file_of_a_whole_merge(
     assert hours == sorted(hours)
 
 
-def test_a_merge_that_leaves_nothing_writes_no_file(tmp_path: Path, hours_handle: TableHandle) -> None:
-    files = LocalFiles(tmp_path)
-    assert write_merged_pieces(files, Leftovers(files), DELAYED, [DELAYED.empty(), DELAYED.empty()], []) == ()
-
-
-def test_a_column_without_bounds_in_a_part_has_none() -> None:
-    parts = [compute_statistics(pa.table({"a": [1, 5], "b": [2, 2]})), compute_statistics(pa.table({"a": [0]}))]
-    assert join_statistics(parts) == {
-        "numRecords": 3,
-        "minValues": {"a": 0},
-        "maxValues": {"a": 5},
-        "nullCount": {"a": 0},
-    }
-
-
 # Merging trims the history of transactions, markers below the log start, and segments of deleted topics.
 
 RETENTION_MS = 1000
@@ -256,15 +238,6 @@ def test_large_files_of_which_nothing_stays_are_merged_once_more(mq: Harness) ->
     assert not spent("rejected_rows", min_of_topic_id=3, max_of_topic_id=9)
 
 
-def test_live_state_is_a_copy(mq: Harness) -> None:
-    now = read_live_state(mq.state)
-    mq.one(DeleteRecords("t", {0: 1}))
-    mq.one(DeleteTopic("u"))
-    mq.one(AbortTransaction("open"))
-    assert (sorted(now.topics), now.ongoing) == ([1, 2], {"open"})
-    assert now.topics[1].log_starts.tolist() == [0, 0]
-
-
 # -- trimming by a leader -------------------------------------------------------------------------------
 
 
@@ -273,38 +246,3 @@ def world() -> Any:
     world = World()
     yield world
     world.close()
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_a_leader_trims_as_it_merges(world: World) -> None:
-    leader, background = world.sequencer()
-    world.lead(leader)
-
-    def ask(*requests: AnyRequest) -> Any:
-        client_id, now_ms = world.new_id(), world.clock.now_ms()
-        letter = letter_bytes(Letter(client_id, 1, list(requests), now_ms), None)
-        world.namespace.mailbox.put(client_id, 1, letter, now_ms)
-        leader.step()
-        background.run()
-        return world.take_answer(client_id, 1)
-
-    def table(name: str) -> pa.Table:
-        return world.namespace.store.open(BY_NAME[name]).read()
-
-    ask(CreateTopic("kept", 1), CreateTopic("gone", 1), InitProducer("old"))
-    assert table("transactions").num_rows == 1
-    ask(DeleteTopic("gone"))
-    world.clock.ms += 8 * 86_400_000
-    for i in range(12):
-        ask(InitProducer(f"young-{i % 3}"), CreateTopic(f"short-{i}", 1))
-        ask(DeleteTopic(f"short-{i}"))
-        world.clock.sleep(11_000)  # the floor is an older watermark
-    states = {(row["transactional_id"], row["state"]) for row in table("transactions").to_pylist()}
-    assert ("old", "Empty") not in states
-    assert ("young-0", "Empty") in states
-    few = 15  # rows since the last merge
-    for name in ("topics", "partitions", "segments"):
-        assert table(name).num_rows < few, name
-    fresh = world.reader.refresh()
-    assert list(fresh.topic_ids) == ["kept"]
