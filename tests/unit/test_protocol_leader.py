@@ -1,10 +1,7 @@
 """The lease: taken, kept and given back. Renewing it changes nothing else."""
 
-from protocol_harness import plain
-
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules import clients
-from lakemq.engine.protocol.values.clients import LeaderElected
 from lakemq.engine.protocol.values.state import State
 
 
@@ -23,13 +20,3 @@ def test_lease_is_taken_kept_and_given_back() -> None:
     machine.fold(state, [clients.decide_resign(state)])
     assert clients.may_lead(state, "a", 0)
     assert state.leader_epoch == 2
-
-
-def test_renewal_of_a_lease_changes_no_state() -> None:
-    state = State()
-    machine.fold(state, [clients.decide_take_over(state, "a", 500)])
-    before = plain(state)
-    renewed = clients.decide_renew(state)
-    assert renewed.record == LeaderElected("a", 1, 500)
-    machine.fold(state, [renewed])
-    assert plain(state) == before

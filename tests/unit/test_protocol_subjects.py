@@ -9,7 +9,7 @@ from enum import Enum
 import pytest
 
 from lakemq.engine.client.transactions.state import PHASE_TRANSITIONS, Phase, PhaseEvent
-from lakemq.engine.protocol import machine, projection, rows, rules
+from lakemq.engine.protocol import machine, projection, rules
 from lakemq.engine.protocol.values import clients as client_values
 from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, PartitionEvent, PartitionStatus
 from lakemq.engine.protocol.values.base import (
@@ -25,12 +25,8 @@ from lakemq.engine.protocol.values.base import (
 )
 from lakemq.engine.protocol.values.delays import (
     DELAY_TRANSITIONS,
-    Delayed,
-    DelayedRange,
     DelayEvent,
-    DelaysReleased,
     DelayStatus,
-    ranges_to_columns,
 )
 from lakemq.engine.protocol.values.deliveries import (
     DELIVERY_TRANSITIONS,
@@ -41,7 +37,6 @@ from lakemq.engine.protocol.values.deliveries import (
     MessagesSettled,
     SettledMessages,
 )
-from lakemq.engine.protocol.values.groups import GroupConfigured, Move, PartitionsAdded, PartitionsMoved
 from lakemq.engine.protocol.values.kinds import SUBJECTS
 from lakemq.engine.protocol.values.schedules import (
     SCHEDULE_TRANSITIONS,
@@ -55,9 +50,7 @@ from lakemq.engine.protocol.values.topics import (
     LogEvent,
     LogStatus,
     PartitionsEnded,
-    RecordsDeleted,
     TopicCreated,
-    TopicDeleted,
 )
 from lakemq.engine.protocol.values.transactions import (
     TRANSACTION_TRANSITIONS,
@@ -107,26 +100,6 @@ def test_no_rule_stands_twice_and_none_is_left_out(registry: str) -> None:
     assert count == len(getattr(machine, registry))
 
 
-# Rows of a log are records, so a log may show records of other subjects. The rows of a changelog are the state.
-SHOWN_BY_LOGS = {
-    ("log", TopicDeleted): "segments lists where logs end",
-    ("log", RecordsDeleted): "segments lists where logs start",
-    ("log", Delayed): "the files of delayed rows are registered as all others",
-    ("groups", MessagesSettled): "assignment_moves counts the messages that a move delivers again",
-}
-
-
-def test_a_projection_names_no_record_of_another_subject() -> None:
-    shown = set()
-    for info in pkgutil.iter_modules(rows.__path__):
-        module = importlib.import_module(f"{rows.__name__}.{info.name}")
-        for value in vars(module).values():
-            is_record = isinstance(value, type) and issubclass(value, Record) and value is not Record
-            if is_record and value.__module__.rpartition(".")[2] != info.name:
-                shown.add((info.name, value))
-    assert shown == SHOWN_BY_LOGS.keys()
-
-
 def test_every_table_but_a_few_is_projected() -> None:
     """Other parts of the system write the remaining tables."""
     not_projected = {"messages", "final_messages", "inbox", "journal", "watermarks"}
@@ -163,17 +136,6 @@ def settle(status: DeliveryStatus, reason: str) -> MessagesSettled:
     return MessagesSettled("g", reason, [SettledMessages(1, 0, status, [(1, 1)])])
 
 
-def delay(state: State) -> DelayedRange:
-    range_ = DelayedRange(1, "t", 0, 5, None, 0, 2, 9, 9, 1, 1)
-    machine.evolve(state, Delayed(ranges_to_columns([range_]), 3, 0, "etl"))
-    return range_
-
-
-def with_group(state: State) -> None:
-    machine.evolve(state, GroupConfigured("g", {}))
-    machine.evolve(state, PartitionsAdded("g", 1, "t", [None], 0))
-
-
 def with_topic(state: State) -> None:
     machine.evolve(state, TopicCreated(1, "t", 2, {}, []))
 
@@ -188,21 +150,6 @@ WRONG_MOVES = {
         acquire,
         settle(DeliveryStatus.ACKNOWLEDGED, "committed"),
         "acquired to acknowledged by the event 'commit'",
-    ),
-    "a message becomes a dead letter without dying": (
-        acquire,
-        settle(DeliveryStatus.ACKNOWLEDGED, "dead letters"),
-        "acquired to acknowledged by the event 'become a dead letter'",
-    ),
-    "a range of an open transaction is released": (
-        delay,
-        DelaysReleased(9, [1], [5], [0], [1]),
-        "open to waiting by the event 'release some rows'",
-    ),
-    "a partition without an owner is paused": (
-        with_group,
-        PartitionsMoved("g", "balance", [Move(1, 0, PartitionStatus.PAUSED, "m")]),
-        "unassigned to paused",
     ),
     "a partition ends that takes messages": (with_topic, PartitionsEnded(1, "t", 1), "active to ended"),
 }
