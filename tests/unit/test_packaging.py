@@ -22,8 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pyspark import SparkContext
 
-from lakemq.engine.namespace.extras import EXTRAS, needs
-from lakemq.errors import MissingExtra
+from lakemq.engine.namespace.extras import EXTRAS
 from lakemq.jobs import jars
 from lakemq.spark import spark_session
 
@@ -267,16 +266,6 @@ def test_every_extra_has_its_packages_and_every_package_of_one_its_modules() -> 
         names = ("apache", *(module.partition("_")[0] for module in modules))
         assert all(package.startswith(names) for package in packages)
         assert not any(re.search(rf"^{module}\b", required, re.MULTILINE) for module in modules)
-
-
-def test_missing_extra_names_the_command_that_installs_it() -> None:
-    with (
-        pytest.raises(MissingExtra, match=r"duckdb is not installed\. Expected pip install 'lakemq\[sql\]'\."),
-        needs("sql"),
-    ):
-        raise ModuleNotFoundError(name="duckdb")
-    with pytest.raises(ModuleNotFoundError, match="other"), needs("sql"):
-        raise ModuleNotFoundError("other", name="other")
 
 
 @pytest.mark.extended

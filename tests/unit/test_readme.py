@@ -23,11 +23,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_examples_have_at_most_ten_lines() -> None:
-    examples = [*read_blocks("README.md", "python"), *read_blocks("README.md", "sql")]
-    assert [example for example in examples if len([line for line in example.splitlines() if line]) > 10] == []
-
-
 def test_python_examples_print_what_the_readme_says(folder: Path) -> None:
     assert (folder / "out.txt").read_text() == "".join(read_blocks("README.md", "text"))
 

@@ -106,9 +106,6 @@ def test_make_test_is_a_part_of_ci() -> None:
             assert any(command.runs(file, markers) for command in in_ci), (file, markers)
 
 
-# -- how to run one test --------------------------------------------------------------------------------
-
-
 # -- capabilities ---------------------------------------------------------------------------------------
 
 

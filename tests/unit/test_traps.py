@@ -7,18 +7,13 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from unit.desk import Desk
 from unit.served import new_name, new_topic, now_ms, values
 
 import lakemq
 from lakemq.engine.client.arguments import (
-    parse_flag,
-    parse_list,
-    parse_mapping,
     parse_text,
     parse_whole_number,
 )
@@ -280,15 +275,6 @@ def deny(*_: Any, **__: Any) -> Any:
     raise PermissionError(errno.EACCES, "Permission denied")
 
 
-def test_denied_access_is_not_retriable(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.mailbox.put = deny  # type: ignore[method-assign]
-    with pytest.raises(StorageAccessDenied) as refused:
-        desk.ask()
-    assert "Retrying" not in str(refused.value)
-    assert not refused.value.retriable
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -308,24 +294,6 @@ def test_denied_access_has_another_error_than_a_failing_store(error: OSError, ki
 
 
 # Arguments of a call: right ones become plain Python, wrong ones are refused with `found` and `expected`.
-
-
-def test_wrong_arguments_are_refused_by_name() -> None:
-    whole_numbers = (None, "4", 1.0, True, np.bool_(True), np.float64(1), b"1", [1], 2**63, -(2**200))
-    cases: list[tuple[Callable[[str, Any], Any], tuple[Any, ...]]] = [
-        (parse_whole_number, whole_numbers),
-        (parse_text, (None, 1, b"a", ["a"], "\ud800", "a\udfff")),
-        (parse_flag, (None, 0, 1, "yes", np.int64(1))),
-        (parse_list, (None, "ab", b"ab", {1: 2}, 5)),
-        (parse_mapping, (None, "ab", [(1, 2)], 5)),
-    ]
-    for check, wrong_values in cases:
-        for wrong in wrong_values:
-            with pytest.raises(InvalidRequest, match=r"^INVALID_REQUEST: it is not valid\. Found ") as refused:
-                check("it", wrong)
-            assert refused.value.found is not None
-            assert refused.value.expected
-            str(refused.value).encode()
 
 
 def test_error_repeats_no_payload_and_no_long_text() -> None:
