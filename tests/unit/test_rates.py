@@ -10,8 +10,6 @@ from lakemq.engine.namespace.load import read_watermark
 
 SERVED_WITH = {"project.interval.ms": 0}
 
-# -- the rate -----------------------------------------------------------------------------------------------
-
 
 def test_rate_is_progress_in_the_window_divided_by_its_length() -> None:
     progress = Consumption(
@@ -25,8 +23,6 @@ def test_rate_is_progress_in_the_window_divided_by_its_length() -> None:
     assert progress.rate("nobody", {}) == 0
     assert Consumption(0, {}, {"g": {(1, 0): 5}}).rate("g", {(1, 0): 0}) == 0
 
-
-# -- the rows after it -------------------------------------------------------------------------------------
 
 pytestmark_served = pytest.mark.slow
 

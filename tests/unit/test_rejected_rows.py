@@ -70,9 +70,6 @@ def test_rejected_sequence_is_given_exactly_with_rejected_rows(core: Harness, re
     assert core.refused(msgspec.structs.replace(request, producer=other)).error == "INVALID_REQUEST"
 
 
-# -- the producer's side --------------------------------------------------------------------------------
-
-
 def test_producer_with_lost_answers_has_each_row_rejected_once(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = new_topic(mq)
     mq.topics.alter(topic, {"max.message.bytes": 100})

@@ -38,9 +38,6 @@ def publish_with_keys(mq: Connection, topic: str, mark: str, count: int = 200) -
     return values
 
 
-# -- more partitions ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_added_partitions_join_and_no_other_partition_moves(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
@@ -80,9 +77,6 @@ def test_added_partitions_join_and_no_other_partition_moves(mq: Connection, prot
     }
     for consumer in members:
         consumer.close()
-
-
-# -- fewer partitions ---------------------------------------------------------------------------------------
 
 
 def test_producers_use_the_remaining_partitions_and_no_message_is_lost(mq: Connection) -> None:
@@ -134,9 +128,6 @@ def test_delayed_messages_of_a_removed_partition_come_to_another(mq: Connection)
     mq.topics.create(topic + "later")  # which is projected after it
     until(lambda: run_sql(mq, f"SELECT count(*) FROM topics WHERE topic = '{topic}later'") == [(1,)])
     assert run_sql(mq, f"SELECT count(*) FROM log WHERE topic = '{topic}'") == [(20,)], "by the partition in the file"
-
-
-# -- views and commands -------------------------------------------------------------------------------------
 
 
 def test_partition_states_are_shown_and_survive_a_restart(tmp_path: Path) -> None:

@@ -70,17 +70,6 @@ def send_one_after_another(mq: Connection) -> None:
             producer.send("t", str(number)).result()
 
 
-def test_looks_after_a_letter_are_frequent_and_then_take_half_of_the_time() -> None:
-    """A look is a request to a store, where letters are not watched. A client puts its next letter soon, or late."""
-    pace, look_ms = _Pace(EngineConfig()), 15.0
-    with_letters, without = (StepReport(step=1, letters=count, backlog=False, is_watching=False) for count in (1, 0))
-    for _ in range(2):
-        pace.rest_after_ms(with_letters, look_ms)
-        rests_ms = [pace.rest_after_ms(without, look_ms) for _ in range(6)]
-        assert max(rests_ms[:4]) < 2
-        assert min(rests_ms[4:]) >= look_ms
-
-
 def test_looks_after_a_letter_keep_to_the_tick() -> None:
     """engine.tick.ms limits what the looks cost."""
     pace = _Pace(EngineConfig({"engine.tick.ms": 100}))

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from protocol_harness import F, G, Harness
-from stateful.world import World
 
 from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows, iterate_by_hours
@@ -236,13 +235,3 @@ def test_large_files_of_which_nothing_stays_are_merged_once_more(mq: Harness) ->
     assert not spent("segments", min_of_topic_id=2, max_of_topic_id=9)
     assert not spent("control_markers")
     assert not spent("rejected_rows", min_of_topic_id=3, max_of_topic_id=9)
-
-
-# -- trimming by a leader -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def world() -> Any:
-    world = World()
-    yield world
-    world.close()
