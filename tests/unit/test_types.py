@@ -50,6 +50,9 @@ PAGES_WITHOUT_BEGINNING = (
 DELIBERATE = ("producers_page.py", "producer.send(topic, value).result()")
 """A line that a page shows because it is wrong: one of the values is a float."""
 
+NOT_IN_STUBS = ("tutorial_page.py", 'messages = pa.table({"key": day["carrier"], "value": values})')
+"""By pyarrow-stubs, a table is made of arrays or of lists, not of both."""
+
 RIGHT = """import lakemq.aio
 
 mq: lakemq.Connection = lakemq.connect('data/mq')
@@ -124,6 +127,19 @@ MYPY_FOR_PAGES = (
 )
 """Functions of pages have no annotations. Pages import Airflow, or a module of the reader's; some are two programs."""
 
+PYRIGHT_FOR_PAGES = (
+    "reportMissingParameterType",
+    "reportUnknownParameterType",
+    "reportUnknownMemberType",
+    "reportUnknownArgumentType",
+    "reportUnknownVariableType",
+    "reportUnknownLambdaType",
+    "reportMissingTypeArgument",
+    "reportUntypedFunctionDecorator",
+    "reportMissingImports",
+    "reportDuplicateImport",
+)
+
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -195,6 +211,13 @@ def test_pyright_accepts_the_examples_in_its_strict_mode(examples: Path) -> None
 def test_mypy_accepts_the_programs_of_pages(pages: Path) -> None:
     errors = re.findall(r"^(.*?):(\d+): error", output := run_mypy(pages, *MYPY_FOR_PAGES), re.MULTILINE)
     assert find_lines(pages, ((file, int(line)) for file, line in errors)) == {DELIBERATE}, output
+
+
+def test_pyright_accepts_the_programs_of_pages(pages: Path) -> None:
+    diagnostics = run_pyright(pages, PYRIGHT_FOR_PAGES)
+    assert find_lines(pages, ((file, line) for file, line, _, _ in diagnostics)) == {DELIBERATE, NOT_IN_STUBS}, (
+        diagnostics
+    )
 
 
 @pytest.fixture(scope="module")
