@@ -12,7 +12,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import log_reader as reader_module
 from lakemq.engine.client.fetch.log_reader import REBASE_MS, Reader
-from lakemq.engine.protocol.errors import LakeMQError, StorageError, TableDamaged
+from lakemq.engine.protocol.errors import LakeMQError, NamespaceError, TableDamaged
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -26,7 +26,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         yield mq
 
 
-@pytest.mark.parametrize(("missing", "error"), [("segments", StorageError), ("steps", TableDamaged)])
+@pytest.mark.parametrize(("missing", "error"), [("segments", NamespaceError), ("steps", TableDamaged)])
 def test_a_load_that_fails_half_way_is_done_again_at_once(
     tmp_path: Path, mq: Connection, monkeypatch: pytest.MonkeyPatch, missing: str, error: type[LakeMQError]
 ) -> None:
