@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from sys import modules
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ...namespace.clock import Clock
 from ...namespace.process import start_thread
@@ -30,18 +30,6 @@ from .settler import BatchSettler, build_outcome, to_lakemq_error
 log = logging.getLogger("lakemq.producer")
 
 
-class BatchPublisher(Protocol):
-    """Publishes the batches of one producer, each exactly once. The sending thread calls it."""
-
-    def publish(self, batch: Batch, body: Body, requested: RequestedPartitions, deadline_ms: int) -> BatchOutcome:
-        """Publish the rows of a batch. deadline_ms: time of the steady clock after which it is not sent again."""
-        ...
-
-    def note_failure(self, error: BaseException) -> None:
-        """Note that a batch has failed, or that its outcome is unknown."""
-        ...
-
-
 class Sender:
     """Sends the batches of a buffer one after the other, in a thread of its own."""
 
@@ -49,7 +37,7 @@ class Sender:
         self,
         buffer: Buffer,
         settler: BatchSettler,
-        batches: BatchPublisher,
+        batches: IdempotentBatches | TransactionBatches,
         clock: Clock,
         delivery_timeout_ms: int,
         stop_accepting: Callable[[], object],
@@ -118,7 +106,10 @@ class IdempotentBatches:
         """Destinations and errors of rejected rows that were logged."""
 
     def publish(self, batch: Batch, body: Body, requested: RequestedPartitions, deadline_ms: int) -> BatchOutcome:
-        """Publish the rows of a batch, with a new producer id if the sequencer has forgotten the last one."""
+        """Publish the rows of a batch, with a new producer id if the sequencer has forgotten the last one.
+
+        deadline_ms: time of the steady clock after which it is not sent again.
+        """
         # with on_error="fail", a bad record fails alone through its future; a table fails as a whole
         alone = batch.records is not None and self._options.on_error == "fail"
         on_error: OnRejection = "leave_out" if alone else self._options.on_error

@@ -18,7 +18,6 @@ import ssl
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -59,18 +58,8 @@ class WrongLeader(ValueError):
     """A process listens at the leader's address, and has not shown the leader's certificate."""
 
 
-class OpenLine(Protocol):
-    """A client's end of a line."""
-
-    def close(self) -> None: ...
-
-
-_open_lines: weakref.WeakSet[OpenLine] = weakref.WeakSet()
-
-
-def close_in_forked_child(line: OpenLine) -> None:
-    """Have each forked child close its copy of this line, which would else stay open for as long as the child lives."""
-    _open_lines.add(line)
+_open_lines: weakref.WeakSet[DirectLine | FollowLine] = weakref.WeakSet()
+"""Each forked child closes its copy of these, which would else stay open for as long as the child lives."""
 
 
 def _close_in_child() -> None:
@@ -186,7 +175,7 @@ class DirectLine:
         """Tries in a row without a line, where each costs requests to a store."""
         self._was_wrong = False
         """At the last try another process answered, which was logged."""
-        close_in_forked_child(self)
+        _open_lines.add(self)
 
     def exchange(
         self, client_id: str, number: int, body: bytes, timeout_ms: float, sent: Callable[[], None] = lambda: None
@@ -385,7 +374,7 @@ class FollowLine:
         self._dial_at_ms = clock.steady_ms()
         self._awaited_step: int | None = None
         """The leader was asked to tell of a step after this one, and has not done so."""
-        close_in_forked_child(self)
+        _open_lines.add(self)
 
     def open(self, timeout_ms: float = PATIENCE_MS) -> bool:
         """Open the line if it is not open. Return whether it is. timeout_ms: for the leader to answer."""
