@@ -29,8 +29,8 @@ from .groups.groups import Groups
 from .log_access import LogAccess
 from .open_objects import OpenObjects
 from .operator_tools import Observer, OperatorTools
+from .producer.options import parse_producer_options
 from .producer.producer import Producer, TransactionalProducer
-from .producer.producers import ProducerFactory
 from .producer.record_producer import RecordProducer
 from .publish.arrow import ArrowPublisher, KeylessRoundRobin, RowPublisher, parse_application
 from .quality.gate import Gates
@@ -111,9 +111,6 @@ class Connection(LogAccess):
         super().__init__(fetcher, consumers, open_objects, clock, self.transaction, spark is not None)
         self._producers, self._publish_clock = open_objects.producers, StoreClock(clock, namespace.files.time_ms)
         self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms)
-        self._producer_factory = ProducerFactory(
-            self.requester, self._publish_clock, self._arrow_publisher, self._ids, self._producers
-        )
         # not checked for closing: producers look up routes while the connection closes
         self._routes = RouteCache(self._fetcher.query)
         self._spread = KeylessRoundRobin(int(new_id()[:6], 16))
@@ -286,7 +283,15 @@ class Connection(LogAccess):
             IllegalState: the connection is closed.
         """
         self._check_open()
-        producer = self._producer_factory.create(transactional_id, transaction_timeout_ms, options)
+        chosen = parse_producer_options(options, transactional_id is not None)
+        publisher, clock, closed = self._arrow_publisher(), self._publish_clock, self._producers.discard
+        producer: RecordProducer
+        if transactional_id is None:
+            producer = Producer(publisher, self.requester, clock, chosen, closed)
+        else:
+            transactional_id = parse_text("transactional_id", transactional_id)
+            manager = self._ids.acquire_new(transactional_id, parse_timeout_ms(transaction_timeout_ms))
+            producer = TransactionalProducer(publisher, clock, chosen, manager, closed)
         return self._open.register(producer, self._producers.add)
 
     # -- transactions -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Create the producers of a connection, and end those of this process that are open when the interpreter exits."""
+"""End the producers of this process that are open when the interpreter exits."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from ...namespace.at_exit import HOOKS, ExitHook, Stage
-from ...namespace.clock import Clock
 from ...namespace.process import INTERRUPT_GRACE_S
-from ..arguments import parse_text
-from ..publish.arrow import ArrowPublisher
-from ..requests.requester import Requester
-from ..transactions.scope import TransactionalIds, parse_timeout_ms
-from .options import parse_producer_options
-from .producer import Producer, TransactionalProducer
 from .record_producer import RecordProducer
 
 log = logging.getLogger("lakemq.producer")
@@ -122,32 +114,3 @@ def _print_to_stderr(sentence: str) -> None:
     # not by logging: with a log handler, warnings may go where the user does not see them
     if sys.stderr is not None and not sys.stderr.closed:
         print(f"lakemq: {sentence}", file=sys.stderr, flush=True)
-
-
-# Create the producers of one connection.
-
-
-class ProducerFactory:
-    """Checks the arguments of `mq.producer`, and creates the producer. Thread-safe."""
-
-    def __init__(
-        self,
-        requester: Requester,
-        clock: Clock,
-        arrow_publisher: Callable[[], ArrowPublisher],
-        ids: TransactionalIds,
-        open_producers: OpenProducers,
-    ) -> None:
-        """arrow_publisher: returns a new publisher; open_producers: from which closed producers are removed."""
-        self._requester, self._clock, self._arrow_publisher = requester, clock, arrow_publisher
-        self._ids, self._open_producers = ids, open_producers
-
-    def create(self, transactional_id: Any, timeout_ms: Any, options: Mapping[str, Any]) -> RecordProducer:
-        """Return a producer, which the caller registers. Raises what `mq.producer` raises."""
-        chosen = parse_producer_options(options, transactional_id is not None)
-        publisher, closed = self._arrow_publisher(), self._open_producers.discard
-        if transactional_id is None:
-            return Producer(publisher, self._requester, self._clock, chosen, closed)
-        transactional_id = parse_text("transactional_id", transactional_id)
-        manager = self._ids.acquire_new(transactional_id, parse_timeout_ms(timeout_ms))
-        return TransactionalProducer(publisher, self._clock, chosen, manager, closed)
