@@ -218,7 +218,8 @@ class Projector:
         if rows.num_rows:
             self._check_continuity_if_long_ago(check_continuity)
             order = [(key, "ascending") for key in handle.spec.sort_by]
-            handle.append_at(handle.version, rows.sort_by(order) if order else rows, step, self._reach_rows_point)
+            rows = rows.sort_by(order) if order else rows
+            handle.append_at(handle.version, rows, step, lambda: crash.reach("projector.table_rows_written"))
 
     def _refuse_later_steps(self, name: str, last_step: int, step: int) -> None:
         """Raise CommitConflict if another leader has projected later steps, and otherwise TableDamaged.

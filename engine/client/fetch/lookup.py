@@ -189,7 +189,8 @@ class StoredSegments:
 
     def move_to(self, table: TableHandle, step: int) -> None:
         """Look up segments up to this step, in the version of the handle."""
-        self._step, self._files = step, sorted(table.files(), key=_last_step, reverse=True)
+        self._step, self._files = step, table.files()
+        self._files.sort(key=lambda file: file.statistics.get("max.step") or 0, reverse=True)
         self._ranges = _ValueRanges.of([file.statistics for file in self._files])
         paths = {file.path for file in self._files}
         self._footers = {path: footer for path, footer in self._footers.items() if path in paths}
@@ -246,10 +247,6 @@ class StoredSegments:
 
 def _to_lookup_schema(rows: pa.Table) -> pa.Table:
     return SEGMENTS.validate(rows.select(LOOKUP_SCHEMA.names))
-
-
-def _last_step(file: StoredFile) -> int:
-    return file.statistics.get("max.step") or 0
 
 
 @dataclass(frozen=True)

@@ -322,7 +322,9 @@ class TransactionBatches:
                 [(part.prepared.request, part.prepared.placed.rows) for part in parts]
             )
         except BaseException as error:
-            self._on_commit_error(parts, to_lakemq_error(error))
+            if not self._transactions.may_commit_again:
+                failure = to_lakemq_error(error)
+                self._settler.settle_with_error([part.batch for part in parts], lambda _: failure)
             raise
         # after the commit another thread may have begun the next transaction: touch nothing of that one
         answered = [(part, answer) for part, answer in zip(parts, answers, strict=True) if answer is not None]
@@ -330,10 +332,6 @@ class TransactionBatches:
         for part, _ in answered:
             sequences.advance(part.prepared.route, part.prepared.request.ranges)
         return [part.batch for part, answer in zip(parts, answers, strict=True) if answer is None]
-
-    def _on_commit_error(self, parts: Sequence[PreparedBatch], error: LakeMQError) -> None:
-        if not self._transactions.may_commit_again:
-            self._settler.settle_with_error([part.batch for part in parts], lambda _: error)
 
     # -- aborting ---------------------------------------------------------------------------------------
 

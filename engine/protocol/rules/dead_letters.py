@@ -106,7 +106,8 @@ def _redrive(state: State, topic: Topic, deliveries: Deliveries, sighting: Dying
         cause = None if rows.dead_letter is None else decode_cause(rows.dead_letter)
         source = state.topics.get(state.topic_ids.get(cause.topic, -1)) if cause is not None else None
         if cause is not None and source is not None:
-            to = _TargetTopic(source.topic_id, source.topic, source.partition_count, _uses_append_time(source))
+            appends = source.setting("message.timestamp.type") == "LogAppendTime"
+            to = _TargetTopic(source.topic_id, source.topic, source.partition_count, appends)
             goes.append(
                 _build_segment(state, to, cause.partition, rows, part)
                 | {"origin": "redrive"}
@@ -164,10 +165,6 @@ def _find_dead_letter_topic(state: State, topic: Topic) -> _TargetTopic | None:
     made = created[0].record
     assert isinstance(made, TopicCreated)
     return _TargetTopic(made.topic_id, name, made.partitions, created=created)
-
-
-def _uses_append_time(topic: Topic) -> bool:
-    return bool(topic.setting("message.timestamp.type") == "LogAppendTime")
 
 
 def _build_dead_letter(

@@ -23,7 +23,6 @@ from ..values.journal import JournalEntry
 from ..values.kinds import AnyResult
 from ..values.offsets import (
     CommitOffsets,
-    CommittedOffset,
     DeleteOffsets,
     FetchOffsets,
     OffsetCommit,
@@ -146,7 +145,11 @@ def decide_fetch(state: State, request: FetchOffsets, inputs: DecisionInputs) ->
     if unstable:
         topic_id, partition = unstable[0]
         raise UnstableOffsetCommit(found=f"{state.topics[topic_id].topic}-{partition}")
-    offsets = [_to_offset_commit(state, tp, committed[tp]) for tp in topic_partitions if tp in committed]
+    offsets = [
+        OffsetCommit(state.topics[tp[0]].topic, tp[1], commit.offset, commit.metadata, tp[0])
+        for tp in topic_partitions
+        if (commit := committed.get(tp)) is not None
+    ]
     return Decision(OffsetsFetched(offsets))
 
 
@@ -159,10 +162,6 @@ def estimate_answer_bytes(result: AnyResult) -> int:
     if isinstance(result, OffsetsFetched):
         return sum(_OFFSET_BYTES + len(commit.metadata or "") for commit in result.offsets)
     return _OFFSET_BYTES * len(result.changes) if isinstance(result, OffsetsChanged) else 0
-
-
-def _to_offset_commit(state: State, tp: TopicIdPartition, committed: CommittedOffset) -> OffsetCommit:
-    return OffsetCommit(state.topics[tp[0]].topic, tp[1], committed.offset, committed.metadata, tp[0])
 
 
 def commit_offsets(state: State, record: OffsetsCommitted, segments: Segments) -> None:
