@@ -17,7 +17,7 @@ from ..protocol.values.state import State
 from .dead_letters import DeadLetters
 from .delayed import DelayedMessages
 from .fetch.fetcher import Fetcher
-from .groups.groups import Groups, OffsetResets
+from .groups.groups import Groups
 from .groups.lag import read_consumption
 from .groups.stalls import MemberNotes, list_missing_topics
 from .publish.arrow import ArrowPublisher
@@ -132,13 +132,12 @@ class OperatorTools:
 
     def make_groups(self, read_state: ReadState) -> Groups:
         """Return the operations on groups."""
-        resets = OffsetResets(read_state, self._fetcher.offsets_for_times, self._clock.now_ms)
         retention_ms = self._namespace.config.ms("offsets.retention.ms")
         store, time_ms = self._namespace.store, self._store_time_ms
         return Groups(
             read_state,
             self._requester,
-            resets,
+            self._fetcher.offsets_for_times,
             retention_ms,
             time_ms,
             lambda: read_consumption(store, time_ms()),
