@@ -219,7 +219,7 @@ class Projector:
             self._check_continuity_if_long_ago(check_continuity)
             order = [(key, "ascending") for key in handle.spec.sort_by]
             rows = rows.sort_by(order) if order else rows
-            handle.append_at(handle.version, rows, step, lambda: crash.reach("projector.table_rows_written"))
+            handle.append_at(handle.version, rows, step, lambda: self._crash_point("projector.table_rows_written"))
 
     def _refuse_later_steps(self, name: str, last_step: int, step: int) -> None:
         """Raise CommitConflict if another leader has projected later steps, and otherwise TableDamaged.
@@ -238,9 +238,6 @@ class Projector:
         rows = [{"table": name, "version": version} for name, version in sorted(versions.items())]
         at = watermark.schema.get_field_index("versions")
         return watermark.set_column(at, "versions", pa.array([rows], VERSIONS))
-
-    def _reach_rows_point(self) -> None:
-        self._crash_point("projector.table_rows_written")
 
     def _write_rows_of_steps(self, rows: JournaledRows) -> NewFile:
         file = write_journaled_rows(self._store.files, rows)
