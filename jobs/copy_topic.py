@@ -11,16 +11,12 @@ name the same group share the partitions, and take over from each other.
 from __future__ import annotations
 
 import argparse
-import logging
 import uuid
-from collections.abc import Iterator
 from contextlib import suppress
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.batch import ConsumerBatch
-from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import GroupIdNotFound, InvalidRequest
@@ -38,9 +34,6 @@ from lakemq.jobs.serve import catch_stop_signals
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-log = logging.getLogger("lakemq.copy")
-
-FOLLOW_WAIT_MS = 1_000
 HOUR_MS = 3_600_000
 
 
@@ -70,34 +63,15 @@ def parser() -> argparse.ArgumentParser:
 def copy(mq: Connection, options: argparse.Namespace, stop: Event) -> int:
     """Copy batch after batch until all messages are copied or `stop` is set. Returns the number of messages read.
 
+    Without --group, the copy fences an earlier one that has not ended. With it, each process has a transactional id of
+    its own, and the group's generation fences one that has lost its partitions.
+
     Raises ProducerFenced: another copy has started.
     """
-    if options.group:
-        return share(mq, options, stop)
-    name, read, number = options.id or f"copy-{options.source}-{options.target}", 0, 1
-    mq.transaction(name)  # takes the id before it reads the offsets, so that an older copy can no longer commit
-    _keep_offsets(mq, name)
-    with mq.consumer(name, assign=[options.source]) as consumer:
-        for batch in _read_batches(consumer, options, stop):
-            with mq.transaction(name) as txn:
-                publish_copy(txn, batch.to_spark(), options)
-                txn.send_offsets(batch)
-            read += batch.record_count
-            context = {"batch": number, "records": batch.record_count, "step": mq.state().step}
-            log.info("%d read, %d to go", batch.record_count, sum(consumer.lag().values()), extra=context)
-            number += 1
-    return read
-
-
-def share(mq: Connection, options: argparse.Namespace, stop: Event) -> int:
-    """Copy the partitions that the group assigns to this process. Returns the number of messages read.
-
-    Each process has its own transactional id. The group's generation fences a copy that has lost its partitions.
-    """
-    _keep_offsets(mq, options.group)
-    stream = mq.stream(
-        options.group, topics=[options.source], auto_offset_reset="earliest", max_poll_interval_ms=HOUR_MS
-    )
+    name = options.id or f"copy-{options.source}-{options.target}"
+    group = options.group or name
+    _keep_offsets(mq, group)
+    stream = mq.stream(group, topics=[options.source], auto_offset_reset="earliest", max_poll_interval_ms=HOUR_MS)
 
     def copy_rows(rows: DataFrame, txn: TransactionScope) -> None:
         publish_copy(txn, rows, options)
@@ -109,7 +83,7 @@ def share(mq: Connection, options: argparse.Namespace, stop: Event) -> int:
     Thread(target=follow_stop, name="lakemq-stop", daemon=True).start()
     return stream.foreach_batch(
         copy_rows,
-        transactional_id=f"{options.id or options.group}-{uuid.uuid4().hex}",
+        transactional_id=f"{options.id or group}-{uuid.uuid4().hex}" if options.group else name,
         max_records=options.max_records,
         available_now=not options.follow,
     )
@@ -137,15 +111,6 @@ def _keep_offsets(mq: Connection, group: str) -> None:
         with suppress(InvalidRequest):  # another copy has just created it
             # not a queue group: a batch is acknowledged as a whole
             mq.groups.create(group, {**keeps, "group.protocol": "cooperative"})
-
-
-def _read_batches(consumer: Consumer, options: argparse.Namespace, stop: Event) -> Iterator[ConsumerBatch]:
-    """Yield batches that are not empty: those that are there now, or with --follow all that come."""
-    if not options.follow:
-        yield from consumer.until_end(options.max_records, stopped=stop.is_set)
-    while options.follow and not stop.is_set():
-        if batch := consumer.poll(options.max_records, FOLLOW_WAIT_MS):
-            yield batch
 
 
 def select_messages(rows: DataFrame, where: str) -> DataFrame:
