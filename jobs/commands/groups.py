@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakemq.jobs.commands import group_operations
-from lakemq.jobs.commands.messages import Isolation, parse_isolation
+from lakemq.jobs.commands.messages import Isolation
 from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
 from lakemq.jobs.commands.shared.times import from_millis, parse_moment, parse_past_option, to_record
 from lakemq.jobs.commands.topics import list_settings
@@ -362,13 +362,13 @@ def offsets(
     earliest: the start of the log. latest: the offset after the last message that a fetch of this isolation sees. For a
     time, timestamp is that of the message. A partition without such a message has no offset.
     """
-    moment, level = _parse_time(time), parse_isolation(isolation)
+    moment = _parse_time(time)
     session = get_session(ctx)
     with session.connect() as mq:
         records = [
             {"topic": topic, "partition": number, "offset": offset, "timestamp": from_millis(timestamp_ms)}
             for topic in topics
-            for number, offset, timestamp_ms in _find_offsets(mq, topic, moment, level, partition)
+            for number, offset, timestamp_ms in _find_offsets(mq, topic, moment, isolation, partition)
         ]
     show(records, session.output, _OFFSET_COLUMNS)
 

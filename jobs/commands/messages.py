@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
-Isolation = Annotated[str, typer.Option(metavar="read_committed|read_uncommitted", help="Which messages are visible.")]
+Isolation = Annotated[
+    Literal["read_committed", "read_uncommitted"],
+    typer.Option(metavar="read_committed|read_uncommitted", help="Which messages are visible."),
+]
 
 _LAST = re.compile("-([1-9][0-9]{0,17})")
 """A position counted from the end, such as -10."""
@@ -74,14 +77,14 @@ def fetch(
     printer = open_printer(session, print_format, key_separator)
     with session.connect() as mq:
         to_text = build_decoder(mq, decode)
-        how = {
-            "isolation": parse_isolation(isolation),
+        how: dict[str, Any] = {
+            "isolation": isolation,
             "partitions": partition or None,
             "include_expired": include_expired,
         }
         if counted:
             ends = {range_.partition: range_.end for range_ in mq.fetch(topic, end=last, **how).plan.ranges}
-            first, last = find_last_offsets(mq, topic, parse_isolation(isolation), ends, int(counted[1])), ends
+            first, last = find_last_offsets(mq, topic, isolation, ends, int(counted[1])), ends
         fetched = mq.fetch(topic, start=first, end=last, **how)
         total = fetched.plan.record_count if limit is None else min(limit, fetched.plan.record_count)
         done = 0
@@ -119,16 +122,15 @@ def tail(
     printer = open_printer(session, print_format, key_separator)
     with session.connect() as mq:
         to_text = build_decoder(mq, decode)
-        level = parse_isolation(isolation)
-        ends = mq.end_offsets(topic, level)
-        begin = find_last_offsets(mq, topic, level, ends, lines) if first is None else first
-        fetched = mq.fetch(topic, isolation=level, start=begin, end=ends)
+        ends = mq.end_offsets(topic, isolation)
+        begin = find_last_offsets(mq, topic, isolation, ends, lines) if first is None else first
+        fetched = mq.fetch(topic, isolation=isolation, start=begin, end=ends)
         for table in fetched.pieces():
             printer.write(to_text(table))
         printer.close()
         if follow:
             with end_with_reader(), suppress(KeyboardInterrupt):
-                for table in mq.tail(topic, start=ends, isolation=level):
+                for table in mq.tail(topic, start=ends, isolation=isolation):
                     printer.write(to_text(table))
 
 
@@ -162,13 +164,6 @@ def _position(text: str, option: str) -> Any:
     except ValueError as error:
         also = ", or -N: the last N messages" if option == "--from" else ""
         raise typer.BadParameter(f"{error}{also}", param_hint=option) from None
-
-
-def parse_isolation(text: str) -> Any:
-    """Check the value of --isolation; raise a usage error if it is none."""
-    if text not in ("read_committed", "read_uncommitted"):
-        raise typer.BadParameter(f"{text!r} is neither read_committed nor read_uncommitted", param_hint="--isolation")
-    return text
 
 
 def _quiet_progress(fraction: Any) -> Any:

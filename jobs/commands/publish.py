@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.producer.failures import AcknowledgedSpan, FlushReport
     from lakemq.engine.client.producer.producer import Producer
-    from lakemq.engine.client.rows.publication import OnError
 
 _HELP = f"""Publish the lines or rows of a file, or of stdin (-), to a topic.
 
@@ -37,7 +36,6 @@ other lines have is published without it; stderr shows how many. If rows were re
 {NEEDS_SEQUENCER}"""
 
 _AS_READ = dict.fromkeys(("key", "value", "headers", "timestamp", "partition"))
-_FORMATS = ("jsonl", "lines", "csv", "parquet")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -49,8 +47,10 @@ def publish(
     topic: Annotated[str, typer.Option(help="The topic, or a destination that topics subscribe to.")],
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="A file (.gz is decompressed); - is stdin.")] = "-",
     format: Annotated[
-        str | None,
-        typer.Option(metavar="|".join(_FORMATS), help="The file format. Default: by the file's name; for stdin jsonl."),
+        Literal["jsonl", "lines", "csv", "parquet"] | None,
+        typer.Option(
+            metavar="jsonl|lines|csv|parquet", help="The file format. Default: by the file's name; for stdin jsonl."
+        ),
     ] = None,
     key_column: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the key.")] = None,
     value_column: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the value.")] = None,
@@ -80,15 +80,13 @@ def publish(
     delay_ms: DelayMs = None,
     ttl_ms: TtlMs = None,
     on_error: Annotated[
-        str,
+        Literal["reject", "fail"],
         typer.Option(
             metavar="reject|fail",
             help="For rows that cannot be messages: list them in rejected_rows and publish the rest, or fail.",
         ),
     ] = "reject",
 ) -> None:
-    if on_error not in ("reject", "fail"):
-        raise typer.BadParameter(f"{on_error!r} is neither reject nor fail", param_hint="--on-error")
     from lakemq.engine.client.rows.input_rows import select_message_columns
     from lakemq.jobs.commands.shared.fields import Columns, FieldCounts
     from lakemq.jobs.commands.shared.rows import read
@@ -103,7 +101,7 @@ def publish(
     with ExitStack() as stack:
         mq = stack.enter_context(session.connect())
         stream, fraction = stack.enter_context(_open_input(file))
-        producer = stack.enter_context(mq.producer(linger_ms=0, on_error=cast("OnError", on_error)))
+        producer = stack.enter_context(mq.producer(linger_ms=0, on_error=on_error))
         # entered after the producer, so that it is left before: while the producer closes, slow answers are reported
         stack.enter_context(ensure_sequencer(mq))
         tell = stack.enter_context(show_progress("published", fraction))
@@ -143,8 +141,6 @@ def _format(name: str | None, file: str) -> Any:
     from lakemq.jobs.commands.shared.rows import Format, format_of
 
     if name is not None:
-        if name not in _FORMATS:
-            raise typer.BadParameter(f"{name!r} is not one of {', '.join(_FORMATS)}", param_hint="--format")
         return Format(name)
     format_by_name = Format.jsonl if file == "-" else format_of(file)
     if format_by_name is None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, Literal
 
 import typer
 
 from lakemq.jobs.commands.shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
 from lakemq.jobs.output import show
-
-if TYPE_CHECKING:
-    from lakemq.engine.client.schedules import Missed
 
 schedules = typer.Typer(no_args_is_help=True, help="Create, list, pause, resume and delete schedules.")
 
@@ -42,11 +39,10 @@ def create(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header of each message; repeatable.")
     ] = None,
     missed: Annotated[
-        str, typer.Option(metavar="once|skip", help="Publish one message for all missed occurrences, or none.")
+        Literal["once", "skip"],
+        typer.Option(metavar="once|skip", help="Publish one message for all missed occurrences, or none."),
     ] = "once",
 ) -> None:
-    if missed not in ("once", "skip"):
-        raise typer.BadParameter(f"{missed!r} is neither once nor skip", param_hint="--missed")
     headers = [_parse_header(pair) for pair in header or []]
     session = get_session(ctx)
     with session.connect() as mq, ensure_sequencer(mq):
@@ -58,7 +54,7 @@ def create(
             key=key,
             value=value,
             headers=headers,
-            missed=cast("Missed", missed),
+            missed=missed,
         )
     show([asdict(created)], session.output, _COLUMNS)
 
