@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,7 +21,8 @@ SHOWN = ("partition", "offset", "timestamp", "key", "value", "headers")
 
 
 def read_final_messages(mq: Connection) -> pa.Table:
-    return DeltaTable(f"{mq.namespace.path}/final_messages").to_pyarrow_table()
+    path, options = f"{mq.namespace.path}/final_messages", dict(mq.namespace.storage_options)
+    return DeltaTable(path, storage_options=options).to_pyarrow_table()
 
 
 def are_all_final(mq: Connection) -> bool:
@@ -34,6 +34,19 @@ def are_all_final(mq: Connection) -> bool:
     found = (_drop_expired(mq, rows.filter(pc.field("topic_id") == topic.topic_id)) for topic in topics)
     counts = [len(mq.fetch(topic.topic)) for topic in topics]
     return [part.num_rows for part in found] == counts
+
+
+def check_what_is_final(mq: Connection) -> None:
+    """Check that the table has the committed messages below the final offsets, each added once.
+
+    Call it when everything is projected. It is right whatever a leader has left to write.
+    """
+    rows = read_final_messages(mq)
+    for topic in mq.state().topics.values():
+        found = _sort(_drop_expired(mq, rows.filter(pc.field("topic_id") == topic.topic_id)))
+        fetched = _sort(mq.fetch(topic.topic).to_arrow())
+        assert found == [row for row in fetched if row["offset"] < topic.final_offsets[row["partition"]]], topic.topic
+    check_each_added_once(mq)
 
 
 def find_difference(mq: Connection) -> str:
@@ -102,18 +115,22 @@ def check_each_added_once(mq: Connection) -> None:
     """
     streamed = count_added_places(mq)
     assert not (twice := [place for place, count in streamed.items() if count > 1]), twice[:5]
-    if Path(mq.namespace.path, "final_messages", "_delta_log", f"{0:020d}.json").exists():
+    if mq.namespace.files.size(f"final_messages/_delta_log/{0:020d}.json") is not None:
         missing = set(read_places(read_final_messages(mq))) - streamed.keys()
         assert not missing, sorted(missing)[:5]
 
 
 def count_added_places(mq: Connection) -> Counter[tuple[int, int, int]]:
     """Return how often the log has added each message: topic_id, partition and offset."""
-    folder = Path(mq.namespace.path, "final_messages")
-    entries = (folder / "_delta_log").glob("*.json")
-    actions = [json.loads(line) for entry in entries for line in entry.read_text().splitlines()]
-    added = [action["add"]["path"] for action in actions if "add" in action and action["add"]["dataChange"]]
-    return Counter(place for path in added for place in read_places(pq.ParquetFile(folder / unquote(path)).read()))
+    files = mq.namespace.files
+    entries = [name for name in files.list("final_messages/_delta_log") if name.endswith(".json")]
+    actions = [json.loads(line) for entry in entries for line in files.get(entry).splitlines()]
+    added = [unquote(action["add"]["path"]) for action in actions if "add" in action and action["add"]["dataChange"]]
+    places = Counter[tuple[int, int, int]]()
+    for path in added:
+        with files.open_input(f"final_messages/{path}") as source:
+            places.update(read_places(pq.ParquetFile(source).read()))
+    return places
 
 
 def read_places(rows: pa.Table) -> list[tuple[int, int, int]]:

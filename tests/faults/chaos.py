@@ -31,6 +31,7 @@ CONFIG: dict[str, Any] = {
     "engine.tick.ms": 5,
     "project.interval.ms": 50,
     "final.interval.ms": 300,
+    "merge.grace.ms": 1000,
     "checkpoint.interval": 10,
     "compact.min.files": 8,
     "reader.grace.ms": 10_000,

@@ -9,6 +9,7 @@ import pyarrow as pa
 from decided import read_steps
 from deltalake import DeltaTable
 from faults.messages import Acknowledged
+from finals import check_what_is_final
 from stateful.projections import assert_projections_are_the_replay
 
 import lakemq
@@ -62,12 +63,13 @@ def check_all(path: str, topic: str, acknowledged: Iterable[Acknowledged]) -> pa
     """Check all invariants after the last sequencer has ended, and return the messages.
 
     I12: the projections are the replay of all steps, which `journal` must hold (journal.retention.ms). SQL shows the
-    messages of a fetch. No letter waits.
+    messages of a fetch. A18: so does `final_messages` below the final offsets. No letter waits.
     """
     with lakemq.connect(path) as mq:
         mq.step_until_idle(wait_ms=20_000)
         messages = check_log(mq, topic, acknowledged)
         check_projections(mq)
+        check_what_is_final(mq)
         columns, rows = run_query(
             mq.namespace, f"""SELECT "partition", "offset", "value" FROM log_committed WHERE topic = '{topic}'"""
         )

@@ -70,16 +70,19 @@ def serve(
     """Run a sequencer, as `lakemq serve` does.
 
     packs: delays that are due within a second are packed too, in tiny blocks. recurs_ms: every cron expression occurs
-    at the multiples of this.
+    at the multiples of this. Messages are read from final files within `merge.grace.ms`, and not ten seconds later. A
+    reader that takes longer to load begins again.
     """
     from itertools import count
 
+    from lakemq.engine.maintenance import housekeeping
     from lakemq.engine.protocol.rules import schedules
     from lakemq.jobs.process.streams import log_to_stderr
     from lakemq.jobs.serve import serve_until_signal
 
     if packs:
         _pack_tiny_blocks()
+    housekeeping.LOAD_MS = min(housekeeping.LOAD_MS, config.get("merge.grace.ms", housekeeping.LOAD_MS))
     if recurs_ms is not None:
         schedules._iterate_occurrences = lambda cron, zone, after_ms: count(
             (after_ms // recurs_ms + 1) * recurs_ms, recurs_ms

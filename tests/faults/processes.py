@@ -37,6 +37,7 @@ QUICK: dict[str, Any] = {
     "reader.grace.ms": 5000,
     "merge.grace.ms": 2000,
     "request.timeout.ms": 1000,
+    "final.interval.ms": 200,
 }
 """Settings that do within a second what otherwise takes hours."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from decided import read_steps
+from finals import are_all_final, check_final_messages
 from object_servers import ObjectServer
 from store_proxy import run_proxy
 from targets import nightly_but
@@ -25,7 +26,7 @@ from lakemq.engine.protocol.values.clients import LeaderElected
 from lakemq.tables.storage.coordination.sockets import list_lines
 from lakemq.testing import wait_until
 
-CONFIG = "lease.ms: 3000\n"
+CONFIG = "lease.ms: 3000\nfinal.interval.ms: 1000\nmerge.grace.ms: 1000\n"
 TOPIC = "orders"
 STEP_PUT = "sequencer.step_put:8"
 WITHIN_S = 120
@@ -122,6 +123,8 @@ class Sending(threading.Thread):
 def check_each_once(mq: Connection, count: int) -> None:
     values = [int(message.value) for message in mq.fetch(TOPIC)]
     assert values == list(range(count))
+    until(lambda: are_all_final(mq), "all messages are final")
+    assert check_final_messages(mq) == count
 
 
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
