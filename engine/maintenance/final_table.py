@@ -31,6 +31,7 @@ from lakemq.tables.specs.topics import FINAL, FINAL_PENDING, SEGMENTS
 from lakemq.tables.storage.delta.commits import NewFile, StoredFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import TableHandle
+from lakemq.tables.storage.native_calls import Workers
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.parquet import open_parquet
 
@@ -47,6 +48,7 @@ from .retention import LiveState, Mask, Numbers, find_log_starts, mask_deleted_s
 
 log = logging.getLogger("lakemq.serve")
 
+_AT_ONCE = 16
 _REWRITTEN_BYTES = FILE_BYTES // UNPACKED
 """Stored bytes of the files that one rewrite takes, while passes wait."""
 _NAMED = (
@@ -175,11 +177,14 @@ class FinalTable:
         stored = {parse_final_file_id(file.path) for file in live_files}
         added: dict[bool, list[NewFile]] = {False: [], True: []}
         missing: list[int] = []
-        for file_id in named.keys() - stored:
-            if (new_file := _find_file(self._files, named[file_id])) is not None:
+        new = [file for file_id, file in named.items() if file_id not in stored]
+        with Workers(_AT_ONCE, "lakemq-footers") as pool:  # on a store, each takes some requests, and the pass waits
+            found = list(pool.map(partial(_find_file, self._files), new))
+        for file, new_file in zip(new, found, strict=True):
+            if new_file is not None:
                 added[new_file[1]].append(new_file[0])
             else:
-                missing.append(named[file_id].step)
+                missing.append(file.step)
         if added[False]:
             final.replace_at(final.version, added[False])
         removed = [file for file in live_files if parse_final_file_id(file.path) not in named]
