@@ -14,12 +14,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -186,7 +187,7 @@ class FinalTable:
             else:
                 missing.append(file.step)
         if added[False]:
-            final.replace_at(final.version, added[False])
+            final.replace_at(final.version, _order_by_time(added[False], live_files))
         removed = [file for file in live_files if parse_final_file_id(file.path) not in named]
         if removed or added[True]:
             self._leftovers.announce(FINAL_MESSAGES.name, [file.path for file in removed])
@@ -549,6 +550,23 @@ def _find_file(files: Files, file: _NamedFile) -> tuple[NewFile, bool] | None:
     modified_ms = (files.modified_ms(file.name) or 0) if oldest_ms is None else oldest_ms
     new = NewFile(file.path, size_bytes, modified_ms, _read_statistics(metadata), partition)
     return new, oldest_ms is not None
+
+
+def _order_by_time(files: Iterable[NewFile], live_files: Iterable[StoredFile]) -> list[NewFile]:
+    """Return the files, by topic and step, with a time after that of each earlier one of their topic.
+
+    A stream begins with the files in the order of time, and a store tells times in seconds.
+    """
+    latest_ms = dict[str, int]()
+    for stored in live_files:
+        topic = unquote(stored.path).partition("/")[0]
+        latest_ms[topic] = max(latest_ms.get(topic, 0), stored.modified_ms)
+    ordered = list[NewFile]()
+    for file in files:
+        topic = unquote(file.path).partition("/")[0]
+        latest_ms[topic] = max(file.modified_ms, latest_ms.get(topic, -1) + 1)
+        ordered.append(replace(file, modified_ms=latest_ms[topic]))
+    return ordered
 
 
 def _read_metadata(files: Files, file: _NamedFile) -> tuple[int, pq.FileMetaData]:

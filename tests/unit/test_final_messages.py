@@ -43,6 +43,7 @@ from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.tables import views
 from lakemq.tables.specs.messages import FINAL_FILES, FINAL_MESSAGES
 from lakemq.tables.storage.delta.leftovers import Leftovers
+from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.testing import MovableClock, read_dead_letters, serve, wait_until
 
 CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 50, "final.interval.ms": 100}
@@ -179,6 +180,27 @@ def test_small_files_become_one_in_the_order_of_offsets(mq: Connection, mq_clock
     assert compare_with_replay(take_snapshot(mq.namespace.store), mq.namespace.config).differing["segments"] == 0
     table = DeltaTable(str(path / "final_messages"))
     files = sorted(pa.table(table.get_add_actions(flatten=True)).to_pylist(), key=itemgetter("modification_time"))
+    assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
+
+
+def test_files_of_a_topic_have_times_in_their_order_though_a_store_tells_seconds(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream begins with the files in the order of time."""
+    tell_ms = LocalFiles.modified_ms
+    written_ms = mq.namespace.files.time_ms()
+    monkeypatch.setattr(
+        LocalFiles,
+        "modified_ms",
+        lambda files, name: written_ms if name.startswith(FINAL_MESSAGES.name) else tell_ms(files, name),
+    )
+    mq.topics.create("a")
+    for number in range(6):
+        mq.publish("a", pa.table({"value": [str(number)]}))
+        until(lambda: are_all_final(mq))
+    table = DeltaTable(f"{mq.namespace.path}/final_messages")
+    files = sorted(pa.table(table.get_add_actions(flatten=True)).to_pylist(), key=itemgetter("modification_time"))
+    assert len(files) > 1
     assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
 
 
