@@ -1,13 +1,12 @@
 """A worker: a handler is called for each message of a queue group, in several threads.
 
-How it works. One thread polls, and puts the messages into *lanes*: deques, by the hash of their keys. The other threads
-take a lane, handle some of its messages one after the other, and put it back. So messages of a key keep their order,
-and a slow one holds up its own lane only. The thread that has handled a message also acknowledges it.
+How it works. One thread polls, and puts the messages into [lanes](lanes.py), by their keys. The other threads take a
+lane, handle some of its messages one after the other, and put it back. So messages of a key keep their order, and a
+slow one holds up its own lane only. The thread that has handled a message also acknowledges it.
 
 Invariants:
-- A lane is in `_ready`, or one thread has it, or it is empty.
-- Each message that was handed to a handler gets one outcome. Who pops the claim of the slot, records it: the thread
-  when the handler ends, or the poller when its time is over.
+- Each message that was handed to a handler gets one outcome. Who takes the message out of the claim of the slot,
+  records it: the thread when the handler ends, or the poller when its time is over.
 - A message that no handler has got goes back unseen: its delivery does not count.
 - After a failure, no later message of the same key is handled before the failed one comes again, if the group keeps
   that order (`nack.order` is `partition`). Polls, failures and putting into lanes hold the consumer's lock, for that.
@@ -19,7 +18,6 @@ import logging
 import signal
 import threading
 import traceback
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -39,6 +37,7 @@ from ..fetch.fetch_result import Message
 from ..offsets import TopicPartition
 from ..tracing import API, find_links, open_span
 from .batch import shorten_error
+from .lanes import Lane, Lanes
 from .options import RebalanceListener
 from .queue_consumer import QueueConsumer
 
@@ -56,8 +55,6 @@ Backoff = Sequence[int] | Callable[[Message, Exception], int] | None
 BACKOFF_MS = (1_000, 2_000, 4_000, 8_000, 16_000)
 MAX_CONCURRENCY = 1_000
 _MAX_MS = 2**40
-_LANES = 256
-"""Keys share a lane if their hashes do. More lanes would share less, and cost more when handlers are fast."""
 _TURN = 64
 """Messages of a lane that a thread handles before the other lanes get their turn."""
 _MOST_WAITING = 5_000
@@ -138,38 +135,24 @@ def describe_failure(error: BaseException) -> str:
     return f"{line} ({PurePath(last.filename).name}, line {last.lineno}, in {last.name})"
 
 
-class _Lane(deque[Message]):
-    """Messages that are handled one after the other. The thread that has it takes from the left without a lock."""
-
-    is_taken = False
-    """Whether it is among the ready ones, or a thread has it."""
-
-
 class _Slot:
     """One handler thread.
 
     Attributes:
-        claim: the message that the handler has, and since when. Who pops it records the outcome of the message.
-        late_claim: the claim that the poller has popped, because its time was over; and since when it was running.
+        claim: the message that the handler has; empty while it has none. Who removes it records its outcome.
+        since_ms: since when the handler has the message, if there is a limit.
+        late_since_ms: the same, of a message that the poller has taken away while its handler still runs.
         lane: the lane that the thread has. A handler beyond its limit has none.
         task: the running call of a coroutine function.
-        taken, acknowledged: how many messages it has taken and acknowledged.
+        acknowledged: how many messages it has acknowledged.
     """
 
     def __init__(self) -> None:
-        self.claim: list[tuple[Message, int]] = []
-        self.late_claim: tuple[list[tuple[Message, int]], int] | None = None
-        self.lane: _Lane | None = None
+        self.claim: list[Message] = []
+        self.since_ms = self.acknowledged = 0
+        self.late_since_ms: int | None = None
+        self.lane: Lane | None = None
         self.task: Task[BaseException | None] | None = None
-        self.taken = self.acknowledged = 0
-
-    def is_stuck(self, now_ms: int, limit_ms: int) -> bool:
-        """Return whether the handler still runs, twice as long as it may."""
-        return (
-            self.late_claim is not None
-            and self.claim is self.late_claim[0]
-            and now_ms - self.late_claim[1] >= 2 * limit_ms
-        )
 
 
 class HandlerLoop(RebalanceListener):
@@ -190,15 +173,9 @@ class HandlerLoop(RebalanceListener):
         self._handler, self._join, self._clock, self._rule = handler, join, clock, rule
         self._limit_ms, self._stop_timeout_ms, self._stop = time_limit_ms, stop_timeout_ms, stop
         self._slots = [_Slot() for _ in range(concurrency)]
-        self._lanes = [_Lane() for _ in range(_LANES)]
-        self._ready: deque[_Lane] = deque()
-        self._low = concurrency
-        """With so many ready lanes or fewer, more messages are polled."""
-        self._lock = threading.Lock()
-        self._has_work, self._has_room = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._is_ending = False
+        self._lanes = Lanes(concurrency, stop)
         self._fatal: BaseException | None = None
-        self._put_count = self._given_back = self._rejected = self._taken_at_poll = 0
+        self._given_back = self._rejected = self._taken_at_poll = 0
         self._nacked: dict[TopicPartition, int] = {}
         """(topic, partition) -> the lowest offset that was given back since the last poll began."""
         self._lost: set[TopicPartition] = set()
@@ -259,30 +236,23 @@ class HandlerLoop(RebalanceListener):
             self._said_ms = now_ms
             log.warning("The worker waits, and goes on by itself: %s", " ".join(reasons))
 
-    def _count_taken(self) -> int:
-        return sum(slot.taken for slot in self._slots)
-
     def _wants_more(self) -> bool:
         """Return whether to poll. If not, this has waited for room first, but not longer than a tick.
 
         Few messages wait while handlers are slow, because messages that wait are delivered again after a rebalance.
         If the waiting ones are all of a few keys, more are polled to find others.
         """
-        with self._lock:
-            taken_count = self._count_taken()
-            most = min(max(20 * len(self._slots), 2 * (taken_count - self._taken_at_poll)), _MOST_WAITING)
-            if len(self._ready) <= self._low and self._put_count - taken_count < most:
-                return True
-            self._has_room.wait(_TICK_MS / 1000)
-            return False
+        taken_since = self._lanes.count_taken() - self._taken_at_poll
+        most = min(max(20 * len(self._slots), 2 * taken_since), _MOST_WAITING)
+        return self._lanes.wait_for_room(most, _TICK_MS)
 
     def _poll(self) -> None:
         """Put the next messages into lanes: twice as many as were taken since the poll before."""
         consumer, self._nacked = self._consumer, {}
         with consumer._lock.own:
             consumer._ack_sender.refusals.raise_all()
-        taken_count = self._count_taken()
-        if taken_count == self._put_count:
+        taken_count = self._lanes.count_taken()
+        if not self._lanes.count_waiting():
             self._lost.clear()
         count = min(max(2 * len(self._slots), 2 * (taken_count - self._taken_at_poll)), _MOST_WAITING)
         self._taken_at_poll, self._kept_up_ms = taken_count, self._clock.steady_ms()
@@ -301,24 +271,12 @@ class HandlerLoop(RebalanceListener):
             with consumer._lock.own, suppress(LakeMQError, OSError):
                 consumer._reader.mark_unseen(batch)
             raise
-        with consumer._lock.own, self._lock:
-            self._put(messages)
-
-    def _put(self, messages: list[Message]) -> None:
-        """Put messages into lanes, but not those after a message that was given back meanwhile. Holds both locks."""
-        if self._nacked:
-            goes_on = [m.offset <= self._nacked.get((m.topic, m.partition), m.offset) for m in messages]
-            self._consumer._member.hide(compress(messages, map(not_, goes_on)))
-            messages = list(compress(messages, goes_on))
-        for message in messages:
-            lane = self._lanes[hash(message.offset if message.key is None else message.key) % _LANES]
-            lane.append(message)
-            if not lane.is_taken:
-                lane.is_taken = True
-                self._ready.append(lane)
-        self._put_count += len(messages)
-        self._low = max(len(self._slots), len(self._ready) // 2)
-        self._has_work.notify(len(messages))
+        with consumer._lock.own:
+            if self._nacked:  # put none of those after a message that was given back meanwhile
+                goes_on = [m.offset <= self._nacked.get((m.topic, m.partition), m.offset) for m in messages]
+                consumer._member.hide(compress(messages, map(not_, goes_on)))
+                messages = list(compress(messages, goes_on))
+            self._lanes.put(messages)
 
     def _keep_up(self) -> None:
         """Watch the handlers, send acknowledgements, and take in what the group has decided, without polling."""
@@ -340,53 +298,52 @@ class HandlerLoop(RebalanceListener):
         if limit_ms is None:
             return
         for slot in self._slots:
-            claim = slot.claim
-            if any(now_ms - since_ms >= limit_ms for _, since_ms in claim):
-                error = TimeoutError(f"The handler took longer than its limit of {limit_ms} ms.")
-                self._take_away(slot, claim, error)
-        if all(slot.is_stuck(now_ms, limit_ms) for slot in self._slots):
+            for message in list(slot.claim):
+                if now_ms - slot.since_ms >= limit_ms:
+                    error = TimeoutError(f"The handler took longer than its limit of {limit_ms} ms.")
+                    self._take_away(slot, message, error)
+        late = [now_ms - slot.late_since_ms for slot in self._slots if slot.late_since_ms is not None]
+        if len(late) == len(self._slots) and min(late) >= 2 * limit_ms:
             raise IllegalState(
                 "No thread of the worker is left: each runs a handler that does not end. Start the process again.",
                 found=f"{len(self._slots)} handlers that have run for {2 * limit_ms} ms or longer",
                 expected=f"at most {limit_ms} ms, which is time_limit_ms",
             )
 
-    def _take_away(self, slot: _Slot, claim: list[tuple[Message, int]], error: Exception) -> None:
+    def _take_away(self, slot: _Slot, message: Message, error: Exception) -> None:
         """Record the failure of a handler that still runs. A thread cannot be stopped; a coroutine is cancelled."""
-        lane, task = slot.lane, slot.task  # read before the claim is popped: then it is no later message's
+        lane, task = slot.lane, slot.task  # read before the claim is removed: then they are no later message's
+        slot.late_since_ms = slot.since_ms  # the thread resets it when its handler ends
         try:
-            message, since_ms = claim.pop()
-        except IndexError:  # the handler has just ended
+            slot.claim.remove(message)
+        except ValueError:  # the handler has just ended
+            slot.late_since_ms = None
             return
         # From here on the thread leaves the lane alone, also if its handler ends now.
-        slot.late_claim = claim, since_ms
         if task is not None:
             task.get_loop().call_soon_threadsafe(task.cancel)
         self._fail(message, lane, error)
-        with self._lock:
+        with self._lanes.lock:
             if slot.lane is lane:  # else the thread has gone on, with another one
                 slot.lane = None
             if lane is not None:
-                self._return_lane(lane)
+                self._lanes.put_back(lane)
 
     def _end(self) -> None:
         """Let handlers end, give back all other messages, and leave the group."""
-        with self._lock:
-            self._is_ending = True
-            self._has_work.notify_all()
+        self._lanes.close()
         deadline_ms = self._clock.steady_ms() + self._stop_timeout_ms
         while any(slot.lane is not None for slot in self._slots) and self._clock.steady_ms() < deadline_ms:
-            with self._lock:
-                self._has_room.wait(_TICK_MS / 1000)
+            self._lanes.wait_for_room(0, _TICK_MS)
             with suppress(LakeMQError, OSError):
                 self._keep_up()
         for slot in self._slots:
-            self._take_away(slot, slot.claim, Stopped("The handler had not ended in time."))
+            for message in list(slot.claim):
+                self._take_away(slot, message, Stopped("The handler had not ended in time."))
         consumer = self._consumer
         try:
             with consumer._lock.own:
-                for lane in self._lanes:
-                    consumer._member.hide(lane)
+                consumer._member.hide(self._lanes.list_waiting())
             consumer.flush(_FLUSH_MS)
         except LakeMQError as error:
             log.warning("Some messages may be delivered again: %s", error)
@@ -404,50 +361,43 @@ class HandlerLoop(RebalanceListener):
 
     def _work(self, slot: _Slot) -> None:
         """Handle messages, lane by lane, until the worker ends."""
-        lane: _Lane | None = None
+        lane: Lane | None = None
         try:
             while (lane := self._next_lane(slot, lane)) is not None:
                 lane = self._handle_some(slot, lane)
         except BaseException as error:  # never a silent end
             self._fatal, slot.lane = self._fatal or error, None
 
-    def _next_lane(self, slot: _Slot, lane: _Lane | None) -> _Lane | None:
+    def _next_lane(self, slot: _Slot, lane: Lane | None) -> Lane | None:
         """Give back a lane, and return the next one; None at the end."""
-        with self._lock:
-            if lane is not None:
-                self._return_lane(lane)
-            slot.lane = None
-            while not self._is_ending and (self._stop.is_set() or not self._ready):
-                self._has_work.wait()  # `_end` ends it
-            if len(self._ready) <= self._low or self._is_ending:
-                self._has_room.notify()
-            if self._is_ending:
-                return None
-            slot.lane = self._ready.popleft()
+        lanes, sender = self._lanes, self._consumer._ack_sender
+        if lane is not None:
+            with lanes.lock:
+                lanes.put_back(lane)
+                slot.lane = None
+            # Acknowledgements gather until the poller sends them, but not for long, and not if no more will come.
+            if lanes.is_idle() or self._clock.steady_ms() >= sender.sent_at_ms + _TICK_MS:
+                with self._consumer._lock.own, suppress(LakeMQError, OSError):
+                    sender.send()
+        with lanes.lock:
+            slot.lane = lanes.take()
             return slot.lane
 
-    def _return_lane(self, lane: _Lane) -> None:
-        """Make a lane ready if it has messages. The lock is held."""
-        if lane:
-            self._ready.append(lane)
-            self._has_work.notify()
-        else:
-            lane.is_taken = False
-
-    def _handle_some(self, slot: _Slot, lane: _Lane) -> _Lane | None:
+    def _handle_some(self, slot: _Slot, lane: Lane) -> Lane | None:
         """Handle messages of a lane; return the lane, or None if the poller has taken it away."""
         # This is the fast path: it takes no lock, and reads the clock only for a limit.
         call = self._bind(slot) if API not in modules else partial(self._call_in_span, self._bind(slot))
-        ack, read_ms = self._consumer.ack, self._clock.steady_ms if self._limit_ms is not None else int
-        is_stopped = self._stop.is_set
+        lanes, claim, is_stopped, trackers = self._lanes, slot.claim, self._stop.is_set, self._consumer._trackers
+        read_ms = None if self._limit_ms is None else self._clock.steady_ms
         for _ in range(_TURN):
-            if is_stopped() or self._is_ending or not lane:
+            if not lane or is_stopped() or lanes.is_closed:
                 break
             message = lane.popleft()
-            slot.taken += 1
             if self._lost and not self._has(message):
                 continue
-            slot.claim = claim = [(message, read_ms())]
+            if read_ms is not None:
+                slot.since_ms = read_ms()
+            claim.append(message)
             try:
                 result, failure = call(message), None
             except BaseException as error:
@@ -457,15 +407,19 @@ class HandlerLoop(RebalanceListener):
             try:
                 claim.pop()
             except IndexError:
-                slot.claim = []
+                slot.late_since_ms = None
                 log.warning("A handler beyond its limit has ended. %s", _name(message))
                 return None
             if failure is not None:
                 self._fail(message, lane, failure)
                 continue
+            tracker = trackers.get((message[0], message[1]))  # fields by index are faster than by name
+            if tracker is not None and message[7] == 1:
+                tracker.single_acks.append(message[2])
+                slot.acknowledged += 1
+                continue
             try:
-                # One acknowledgement gathers with the next ones. If none comes soon, a list is sent at once.
-                ack(message if lane or self._ready else [message])
+                self._consumer.ack([message])
                 slot.acknowledged += 1
             except LakeMQError as error:
                 log.warning("An acknowledgement was refused. The message is delivered again: %s", error)
@@ -482,7 +436,7 @@ class HandlerLoop(RebalanceListener):
         with open_span("process", "process", group, named, "CONSUMER", links):
             return call(message)
 
-    def _fail(self, message: Message, lane: _Lane | None, error: BaseException) -> None:
+    def _fail(self, message: Message, lane: Lane | None, error: BaseException) -> None:
         """Reject the message or give it back. What is no Exception also ends the worker."""
         consumer, text = self._consumer, shorten_error(describe_failure(error))
         rejects, delay_ms = self._rule.rejects(error), self._find_delay_ms(message, error)
@@ -510,7 +464,7 @@ class HandlerLoop(RebalanceListener):
             log.error("backoff_ms failed, so nack.backoff.ms of the group counts: %s", describe_failure(failure))
             return None
 
-    def _hold_back(self, message: Message, lane: _Lane | None) -> None:
+    def _hold_back(self, message: Message, lane: Lane | None) -> None:
         """Return the later messages of the lane's partition unseen, if they must not overtake the one given back.
 
         The consumer's lock is held, and the thread of the lane takes nothing from it meanwhile.
@@ -525,8 +479,6 @@ class HandlerLoop(RebalanceListener):
             lane.clear()
             lane.extend(earlier)
             self._consumer._member.hide(later)
-            with self._lock:
-                self._put_count -= len(later)
 
 
 def _check_result(result: object) -> None:
