@@ -1,6 +1,7 @@
 """`lakemq worker`: processes that are killed or stopped while they handle messages."""
 
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from faults.commands import Process
 from faults.processes import until
+from unit.pages import read_blocks
 
 import lakemq
 
@@ -58,3 +60,34 @@ def test_no_message_is_lost_when_one_of_two_workers_is_killed_or_stopped(
         workers[1].signal(signal.SIGTERM)
         workers[1].wait_for_line("has stopped")
         assert not mq.dead_letters.counts()
+
+
+def test_two_workers_in_the_threads_of_a_process_stop_together_when_it_is_terminated(
+    path: Path, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program of the page, whose namespace is another one here."""
+    folder = path.parent
+    (folder / "shop.py").write_text(HANDLER)
+    monkeypatch.chdir(folder)
+    start("serve").wait_for_line("serves")
+    program = read_blocks("workers.md", "python")[2]
+    program = program.replace("data/shop", str(path)).replace("import ship", "import handle as ship")
+    with lakemq.connect(str(path)) as mq:
+        mq.topics.create("orders", partitions=4)
+        with mq.producer() as producer:
+            for n in range(COUNT):
+                producer.send("orders", f"order-{n}")
+        process = Process(sys.executable, "-c", "import logging; logging.basicConfig(level=20)\n" + program)
+        try:
+            process.wait_for_line("order-", "out")
+            until(lambda: len(read_handled(folder)) >= 10, "messages of both")
+            process.signal(signal.SIGTERM)
+            assert process.wait_for_exit() == 0, process.err
+            for group in "ship", "journal":
+                process.wait_for_line(f"The worker of group {group} has stopped")
+            handled = Counter(value for _, value in read_handled(folder))
+            until(lambda: mq.groups.members("ship") == [], "the end of the members")
+        finally:
+            process.kill()
+        assert set(handled.values()) == {1}
+        assert sum(row.lag for row in mq.groups.lag("ship")) == COUNT - len(handled)

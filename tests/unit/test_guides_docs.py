@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 OUTPUTS = {
     "tutorial.md": 8,
-    "producers.md": 4,
+    "producers.md": 5,
     "from-kafka.md": 2,
     "from-solace.md": 1,
     "schemas.md": 4,

@@ -566,13 +566,14 @@ def test_the_page_begins_with_a_program_that_prints_what_it_says(
 
         return threading.Thread(target=run)
 
-    handler, program = read_blocks("workers.md", "python")
+    handler, program, _, exactly_once = read_blocks("workers.md", "python")
     (tmp_path / "shop.py").write_text(handler)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "shop", raising=False)
     monkeypatch.setattr(threading, "Timer", start_when_done)
-    (printed,) = read_blocks("workers.md", "text")
+    printed, printed_once = read_blocks("workers.md", "text")
     assert run_program(program, tmp_path) == printed
+    assert run_program(exactly_once, tmp_path) == printed_once
     with lakemq.connect(str(tmp_path / "data/shop")) as mq, mq.serving():
         (letter,) = read_dead_letters(mq, "ship", at_least=1, timeout_s=PATIENCE_S)
     page = (Path(__file__).parents[2] / "docs/workers.md").read_text(encoding="utf-8")
