@@ -20,6 +20,7 @@ EXTRAS = {
     "tls": ("cryptography",),
     "schemas": ("fastavro", "jsonschema_rs", "sqlglot"),
     "tracing": ("opentelemetry",),
+    "progress": ("tqdm",),
     "airflow": ("airflow",),
 }
 """Each extra with the modules that it brings. setup.cfg has the packages."""

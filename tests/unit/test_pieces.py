@@ -1,6 +1,8 @@
 """The pieces of a fetch are the fetch: no message is lost, doubled or out of order, wherever the cuts fall."""
 
 import random
+import re
+import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -11,6 +13,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import fetch_result as fetch_result_module
 from lakemq.engine.client.fetch import rows as rows_module
 from lakemq.engine.client.fetch.plan import FetchPlan
+from lakemq.errors import MissingExtra
 from lakemq.tables.storage.object_stores.files import Files
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -64,6 +67,27 @@ def test_pieces_keep_to_the_size_asked_for_and_no_row_group_is_read_twice(
     assert sum(sizes) == sum(reads) == 600
     assert max(sizes) <= 10
     assert reads == [300, 300]
+
+
+def test_a_bar_counts_the_messages_of_a_fetch(mq: Connection, capsys: pytest.CaptureFixture[str]) -> None:
+    fetched = mq.fetch("t")
+    assert fetched.to_arrow(progress=True).combine_chunks() == fetched.to_arrow().combine_chunks()
+    count = fetched.record_count
+    assert re.search(rf"fetch t: 100%.* {count}\.?0*/{count}", capsys.readouterr().err)
+    assert sum(piece.num_rows for piece in fetched.pieces(limit=5, progress=True)) == 5
+    assert "5.00/5.00" in capsys.readouterr().err
+    assert next(fetched.pieces()).num_rows
+    assert capsys.readouterr().err == ""
+
+
+def test_an_empty_fetch_has_no_bar_and_without_tqdm_it_names_the_extra(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mq.topics.create("none")
+    assert mq.fetch("none").to_arrow(progress=True).num_rows == 0
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(MissingExtra, match=r"lakemq\[progress\]"):
+        mq.fetch("t").to_arrow(progress=True)
 
 
 def test_an_empty_fetch_has_no_pieces(mq: Connection) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from lakemq.tables.storage.native_calls import NATIVE_CALLS
 
+from ...namespace.extras import needs
 from ...namespace.namespace import Namespace
 from ...namespace.process import ProcessBound
 from ...protocol.errors import FileTruncated, IllegalState
@@ -150,31 +151,50 @@ class FetchResult(ProcessBound):
             for partition, numbers in by_partition.items()
         }
 
-    def to_arrow(self) -> pa.Table:
+    def to_arrow(self, progress: bool = False) -> pa.Table:
         """Return all messages by partition and offset, with the columns of Spark's Kafka source, and `parsed` if asked.
+
+        Args:
+            progress: show a bar of tqdm in the terminal or the notebook.
 
         Raises:
             FileTruncated: messages are missing or damaged.
             StorageError: the store failed.
+            MissingExtra: with `progress`, tqdm is not installed.
         """
-        return self._read(self.plan) if self._table is None else self._table
+        if self._table is not None:
+            return self._table
+        pieces = [*self.pieces(progress=True)] if progress else []
+        return pa.concat_tables(pieces) if pieces else self._read(self.plan)
 
     def load(self) -> None:
         """Read all messages now, so that nothing is read when they are asked for. Raises what `to_arrow` raises."""
         self._table = self.to_arrow()
 
-    def pieces(self, limit: int | None = None, target_bytes: int = 16 << 20) -> Iterator[pa.Table]:
+    def pieces(
+        self, limit: int | None = None, target_bytes: int = 16 << 20, progress: bool = False
+    ) -> Iterator[pa.Table]:
         """Yield the messages in order, in tables of bounded size.
 
         Args:
             limit: the most messages; None: all.
             target_bytes: about the size of a table.
+            progress: show a bar of tqdm in the terminal or the notebook. It counts messages that were yielded.
 
         Raises:
             FileTruncated: messages are missing or damaged.
             StorageError: the store failed.
+            MissingExtra: with `progress`, tqdm is not installed.
         """
-        return read_in_pieces(self._read, self.plan, limit, target_bytes)
+        pieces = read_in_pieces(self._read, self.plan, limit, target_bytes)
+        if not progress:
+            return pieces
+        with needs("progress"):
+            from tqdm.auto import tqdm  # in a notebook, this bar is one of its widgets
+        total = self.record_count if limit is None else min(limit, self.record_count)
+        return _count_rows(
+            pieces, tqdm(total=total, desc=f"fetch {self.plan.topic}", unit=" messages", unit_scale=True)
+        )
 
     def _read(self, plan: FetchPlan) -> pa.Table:
         with self._open_span(plan):
@@ -226,6 +246,13 @@ class FetchResult(ProcessBound):
         batches = chain.from_iterable(table.to_batches() for table in tables)
         messages = chain.from_iterable(map(_iterate_messages, batches))
         return build_message_table(Message._fields, messages, self.record_count)
+
+
+def _count_rows(tables: Iterator[pa.Table], bar: Any) -> Iterator[pa.Table]:
+    with bar:
+        for table in tables:
+            bar.update(table.num_rows)
+            yield table
 
 
 def _iterate_messages(batch: pa.RecordBatch) -> Iterator[Message]:
