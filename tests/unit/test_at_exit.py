@@ -181,6 +181,7 @@ mq = lakemq.connect(sys.argv[1], config={"request.timeout.ms": 200})
 """
 
 
+@pytest.mark.skipif((3, 12) <= sys.version_info < (3, 12, 3), reason="its atexit handlers can start no thread")
 @pytest.mark.extended
 def test_call_after_the_end_of_its_own_sequencer_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
