@@ -1,8 +1,6 @@
 """The watch over members: it reports silent members and no others. The tests control the clock."""
 
 import errno
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,6 +8,7 @@ import pytest
 from clocks import ManualClock
 from faulty_files import FaultyFiles
 from protocol_harness import AtOnce, Harness
+from unit.served import until
 
 from lakemq.engine.client.consume.membership import HeartbeatThread, MemberOptions, Membership
 from lakemq.engine.protocol.codec.beat import MemberBeat, decode_overdue_members, encode_beat
@@ -135,15 +134,15 @@ def test_heartbeat_thread_beats_for_all_its_members_and_leaves_no_object(tmp_pat
     heart = HeartbeatThread(beats, lambda: "abc")
     first, second = heart.add("g", "C1", 5), heart.add("h", "C2", 5)
     first.note_poll()
-    wait_for(lambda: read_beats(beats) == [("C1", 1), ("C2", 0)])
+    until(lambda: read_beats(beats) == [("C1", 1), ("C2", 0)])
     number = beats.read_newest()["abc"][0]
-    wait_for(lambda: beats.read_newest()["abc"][0] > number)
+    until(lambda: beats.read_newest()["abc"][0] > number)
     first.stop()
-    wait_for(lambda: read_beats(beats) == [("C2", 0)])
+    until(lambda: read_beats(beats) == [("C2", 0)])
     second.stop()
-    wait_for(lambda: beats.read_newest() == {})
+    until(lambda: beats.read_newest() == {})
     third = heart.add("g", "C3", 5)
-    wait_for(lambda: read_beats(beats) == [("C3", 0)])
+    until(lambda: read_beats(beats) == [("C3", 0)])
     third.stop()
 
 
@@ -162,14 +161,14 @@ def test_member_that_joins_again_under_its_id_goes_on_counting_its_polls(scene: 
     membership.join()
     for _ in range(1_000):
         membership.note_poll()
-    wait_for(lambda: read_beats(scene.beats) == [(membership.member_id, 1_000)])
+    until(lambda: read_beats(scene.beats) == [(membership.member_id, 1_000)])
     member_id = membership.member_id
     scene.mq.ask(LeaveGroup("g", [member_id]))
     membership.join([Assigned(scene.mq.state.topic("t").topic_id, 0, epoch=0)])
     assert membership.member_id == member_id
     scene.look()
     membership.note_poll()
-    wait_for(lambda: read_beats(scene.beats) == [(member_id, 1_001)])
+    until(lambda: read_beats(scene.beats) == [(member_id, 1_001)])
     heart.stop()
 
 
@@ -185,22 +184,13 @@ def test_heartbeat_thread_survives_any_error_of_a_beat(tmp_path: Path, monkeypat
     monkeypatch.setattr(beats, "put", put)
     heart = HeartbeatThread(beats, lambda: "abc")
     heart.add("g", "C1", 2)
-    wait_for(lambda: read_beats(beats) == [("C1", 0)])
+    until(lambda: read_beats(beats) == [("C1", 0)])
     heart.stop()
 
 
 def read_beats(beats: Beats) -> list[tuple[str, int]]:
-
     bodies = [body for _, body in beats.read_newest().values() if body is not None]
     return [(beat[1], beat[2]) for body in bodies for beat in msgspec.msgpack.decode(body)]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
 
 
 # -- members that are overdue, for people ---------------------------------------------------------------------

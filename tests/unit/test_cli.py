@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner, Result
+from unit.served import run_lakemq
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -30,28 +31,8 @@ Lakemq = Callable[..., Result]
 NOT_UTF8 = b"\xff\x00\x1b[31m"
 
 
-def run(path: Path | None, *arguments: str, stdin: bytes = b"", code: int = 0) -> Result:
-    where = [] if path is None else ["--path", str(path)]
-    result = CliRunner().invoke(app, [*where, *arguments], input=stdin)
-    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-    return result
-
-
 def objects(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.split("\n") if line]
-
-
-@pytest.fixture(scope="module")
-def namespace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cli") / "mq"
-
-
-@pytest.fixture(scope="module")
-def mq(namespace: Path) -> Iterator[Connection]:
-    """A namespace for all tests of this module, with a sequencer that leads; each test makes its own topics."""
-    with lakemq.connect(str(namespace), create=True) as connection, connection.serving():
-        connection.topics.create("first")
-        yield connection
 
 
 def fetched(mq: Connection, topic: str) -> list[dict[str, Any]]:
@@ -64,14 +45,14 @@ def fetched(mq: Connection, topic: str) -> list[dict[str, Any]]:
 
 def test_commands_work_without_a_running_sequencer(tmp_path: Path) -> None:
     path = tmp_path / "new"
-    run(path, "init")
-    run(path, "topics", "create", "t")
-    run(path, "publish", "--topic", "t", stdin=b"1\n")
-    assert [m["value"] for m in objects(run(path, "fetch", "t", "--output", "json"))] == ["1"]
+    run_lakemq(str(path), "init")
+    run_lakemq(str(path), "topics", "create", "t")
+    run_lakemq(str(path), "publish", "--topic", "t", stdin=b"1\n")
+    assert [m["value"] for m in objects(run_lakemq(str(path), "fetch", "t", "--output", "json"))] == ["1"]
     # the lease was handed over each time, and what is there stays as it is
-    assert objects(run(path, "step", "--output", "json")) == [{"letters": 0}]
-    assert objects(run(path, "step", "--until-idle", "--output", "json")) == [{"letters": 0}]
-    assert objects(run(path, "init", "--output", "json")) == [{"path": str(path), "topics": 1}]
+    assert objects(run_lakemq(str(path), "step", "--output", "json")) == [{"letters": 0}]
+    assert objects(run_lakemq(str(path), "step", "--until-idle", "--output", "json")) == [{"letters": 0}]
+    assert objects(run_lakemq(str(path), "init", "--output", "json")) == [{"path": str(path), "topics": 1}]
 
 
 def test_the_life_of_a_topic(lake: Lakemq) -> None:
@@ -275,12 +256,12 @@ def test_output_of_fetch_can_be_published_again(lake: Lakemq, mq: Connection) ->
 
 
 @pytest.fixture(scope="module")
-def ten(mq: Connection, namespace: Path) -> str:
+def ten(mq: Connection) -> str:
     """A topic of two partitions with messages 0..4 each, their offset being their value and their time in seconds."""
     mq.topics.create("ten", partitions=2)
     lines = [{"v": str(i), "p": p, "t": i * 1000} for i in range(5) for p in (0, 1)]
     options = ["--value-column=v", "--partition-column=p", "--timestamp-column=t"]
-    run(namespace, "publish", "--topic=ten", *options, stdin="\n".join(map(json.dumps, lines)).encode())
+    run_lakemq(mq.namespace.path, "publish", "--topic=ten", *options, stdin="\n".join(map(json.dumps, lines)).encode())
     return "ten"
 
 
@@ -327,9 +308,9 @@ def test_control_characters_of_a_message_do_not_reach_a_terminal(
 # -- the command itself ---------------------------------------------------------------------------------
 
 
-def test_the_path_may_come_from_the_environment(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_may_come_from_the_environment(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKEMQ_PATH", mq.namespace.path)
-    assert "first" in [t["topic"] for t in objects(run(None, "topics", "list", "--output", "json"))]
+    assert topic in CliRunner().invoke(app, ["topics", "list"]).stdout.split()
 
 
 # -- A command starts quickly: it loads nothing heavy that it has no use for -----------------------------

@@ -1,13 +1,24 @@
 """Delayed messages over restarts, in views and for the commands: each has a namespace of its own."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
-from unit.served import CONFIG, create_quick_topic, now_ms, run_sql, served, until, values, wait_for_messages
+from typer.testing import CliRunner, Result
+from unit.served import (
+    CONFIG,
+    create_quick_topic,
+    now_ms,
+    run_lakemq,
+    run_sql,
+    served,
+    until,
+    values,
+    wait_for_messages,
+)
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -88,9 +99,7 @@ def test_release_job_releases_due_messages_and_prints_what_is_next(tmp_path: Pat
     until(lambda: now_ms() > far[19] + 50)
 
     def run(*arguments: str) -> str:
-        result = CliRunner().invoke(app, ["--path", path, "delayed", "release", *arguments])
-        assert result.exit_code == 0, result.stderr
-        return result.stdout
+        return run_lakemq(path, "delayed", "release", *arguments).stdout
 
     assert "messages released, the first of them 0:00:" in run()
     assert run().startswith("nothing released; next due 2")
@@ -166,14 +175,12 @@ def count_kept_rows(path: str, config: dict[str, Any]) -> int:
 
 
 @pytest.mark.extended
-def test_delayed_command_lists_reschedules_and_cancels(mq: Connection) -> None:
+def test_delayed_command_lists_reschedules_and_cancels(mq: Connection, lake: Callable[..., Result]) -> None:
     topic = create_quick_topic(mq)
     receipt = mq.delayed.schedule(topic, "v", delay_ms=10**9)
 
     def run(*arguments: str) -> list[list[str]]:
-        result = CliRunner().invoke(app, ["--path", mq.namespace.path, "delayed", *arguments])
-        assert result.exit_code == 0, result.stderr
-        return [line.split() for line in result.stdout.splitlines()[1:]]
+        return [line.split() for line in lake("delayed", *arguments).stdout.splitlines()[1:]]
 
     assert [topic, "1", "0", "1"] in [line[:4] for line in run("list")]
     assert [line[:2] for line in run("describe", topic)] == [[topic, "1"]]
@@ -185,7 +192,6 @@ def test_delayed_command_lists_reschedules_and_cancels(mq: Connection) -> None:
     assert [line[-1] for line in run("cancel", "--topic", topic, "--where", "key = 'a'", "--yes")] == ["cancelled"]
     assert run("purge", topic, "--yes") == [["cancelled", "2"]]
     assert run("describe", topic) == []
-    publish = ["--path", mq.namespace.path, "publish", "--topic", topic, "--format", "lines", "--delay-ms", "1000000"]
-    result = CliRunner().invoke(app, publish, input="a\nb\n")
+    result = lake("publish", "--topic", topic, "--format", "lines", "--delay-ms", "1000000", stdin=b"a\nb\n")
     assert "delayed messages, which wait for their time: 2" in result.stderr
     assert run("purge", topic, "--yes") == [["cancelled", "2"]]

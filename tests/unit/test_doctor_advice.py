@@ -4,9 +4,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +17,6 @@ from typer.testing import CliRunner, Result
 from unit.served import served
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import NamespaceError, TableDamaged
 from lakemq.jobs.cli import app
@@ -176,35 +172,6 @@ def test_rows_deleted_by_others_are_named_and_restored(healthy: Path, path: Path
         assert table in findings[check].found
         assert "backup" in findings[check].mend
     restore(healthy, path)
-    assert not find_problems(path)
-
-
-def test_serve_as_advised_decides_letters_that_wait(path: Path) -> None:
-    quick = EngineConfig({"lease.ms": 500})  # else the next leader waits for ten seconds
-    with Connection(open_namespace(str(path), quick)) as mq:
-        sequencer = mq.sequencer()
-        assert sequencer.try_lead()
-        name = mq.namespace.mailbox.put("client", 1, b"no letter", int(time.time() * 1000))
-        step = max((path / "steps").iterdir())
-        for file in (path / "mailbox" / name, step):
-            os.utime(file, (1e9, 1e9))
-    findings = find_problems(path)
-    assert set(findings) == {"sequencer", "mailbox"}
-    (command,), (same,) = parse_commands(findings["sequencer"]), parse_commands(findings["mailbox"])
-    assert command == same == ["--path", str(path), "serve"]
-    settings = path.with_name("quick.yaml")
-    settings.write_text("lease.ms: 500\n")
-    serving = subprocess.Popen(
-        [sys.executable, "-m", "lakemq.jobs.cli", "--conf", str(settings), *command], stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline_s = time.monotonic() + 60
-        while find_problems(path):
-            assert time.monotonic() < deadline_s, find_problems(path)
-            time.sleep(0.2)
-    finally:
-        serving.send_signal(signal.SIGTERM)
-        assert serving.wait(30) == 0
     assert not find_problems(path)
 
 

@@ -68,12 +68,6 @@ def test_reset_moves_the_offset_to_each_kind_of_target(mq: Connection, topic: st
             assert consumer.committed()[topic, 0].offset == after
 
 
-def test_reset_takes_topics_pairs_and_a_mapping(mq: Connection, topic: str, group: str) -> None:
-    assert reset_offsets(mq, group, topic, "earliest") == {0: (3, 0), 1: (None, 0)}
-    assert reset_offsets(mq, group, [(topic, 1)], NOON + timedelta(minutes=1)) == {1: (0, 1)}
-    assert reset_offsets(mq, group, to={(topic, 1): 4, (topic, 0): 2}) == {0: (0, 2), 1: (1, 4)}
-
-
 def test_reset_to_a_time_skips_no_message_published_meanwhile(
     mq: Connection, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

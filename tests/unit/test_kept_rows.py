@@ -1,7 +1,5 @@
 """Row groups that a consumer keeps for its next poll: read once, bounded, and without a change of the rows."""
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,15 +7,11 @@ from examples import examples
 from faulty_files import FaultyFiles
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.served import new_name, new_topic
 from unit.test_fetch_rows import OTHER, make_body, make_plan
 
-from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch import rows as rows_module
 from lakemq.engine.client.fetch.arrow import fetch_arrow
 from lakemq.engine.client.fetch.rows import RowGroupCache
 from lakemq.engine.namespace.data_file import new_data_file
-from lakemq.tables.storage.object_stores.files import Files
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -63,21 +57,3 @@ def _write_data_file(folder: str) -> tuple[FaultyFiles, int]:
         for first in range(0, 3_000, 700):
             writer.write(make_body(first, min(700, 3_000 - first)))
     return files, writer.written(files).footer_hash
-
-
-def test_a_consumer_reads_each_row_group_once(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic, opened = new_topic(mq, 1), list[int]()
-    mq.publish(topic, pa.table({"value": [f"{i}" for i in range(5_000)]}))
-    real = rows_module.open_data_file
-
-    def count_read(files: Files, file_id: int, footer_hash: int | None, topic: str) -> Any:
-        opened.append(file_id)
-        return real(files, file_id, footer_hash, topic)
-
-    monkeypatch.setattr(rows_module, "open_data_file", count_read)
-    read = []
-    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
-        while batch := consumer.poll(max_records=500):
-            read += [message.value for message in batch]
-    assert read == [b"%d" % i for i in range(5_000)]
-    assert len(opened) <= 1  # no hash while the file's rows ride in the journal

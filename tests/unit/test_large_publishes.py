@@ -75,24 +75,6 @@ def test_publish_of_more_than_two_gib_is_cut(mq: Connection) -> None:
         assert all(group.num_rows * value_bytes <= MOST_BYTES // 2 for group in groups)
 
 
-def test_repeat_of_a_version_writes_no_file(tmp_path: Path) -> None:
-    """Another process knows the version from the step, and later from the table."""
-    path, large = str(tmp_path / "mq"), pa.table({"value": ["x" * 5_000]})
-
-    def publish(version: int) -> bool:
-        with lakemq.connect(path, config=CONFIG) as other:
-            return other.publish("t", large, txn_app_id="app", txn_version=version).duplicate
-
-    with lakemq.connect(path, create=True, config={**CONFIG, "project.interval.ms": 600_000}) as mq:
-        with mq.serving():
-            mq.topics.create("t")
-            duplicates = [publish(version) for version in (1, 1, 0)]
-        with mq.serving():  # the first one has projected the version
-            duplicates += [publish(version) for version in (1, 2)]
-        assert duplicates == [False, True, True, True, False]
-        assert mq.fetch("t").record_count == len(list((tmp_path / "mq/messages").glob("*.parquet"))) == 2
-
-
 def test_reader_that_moves_to_a_newer_watermark_keeps_versions_that_no_table_has(tmp_path: Path) -> None:
     clock, rows = MovableClock(), pa.table({"value": ["x"]})
     config = {**CONFIG, "project.interval.ms": 600_000}

@@ -67,18 +67,6 @@ def leader(tmp_path: Path) -> Iterator[Leader]:
     leader.lines.close()
 
 
-def test_a_letter_is_taken_and_answered(leader: Leader) -> None:
-    client = leader.connect().greet()
-    client.send(encode_letter_frame(1, b"a letter"))
-    letter = leader.take()
-    assert (letter.name.client_id, letter.name.number, letter.body) == ("client", 1, b"a letter")
-    assert leader.news.is_set()
-    leader.lines.table.answer(letter, b"an answer")
-    assert client.receive() == Frame(FrameKind.ANSWER, b"an answer")
-    client.send(encode_letter_frame(2, b"the next"))
-    assert leader.take().name.number == 2
-
-
 WRONG_HELLOS = {
     "another namespace": Hello("other", 3, "secret", "client"),
     "another epoch": Hello("ns", 2, "secret", "client"),

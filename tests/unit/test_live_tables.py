@@ -1,12 +1,10 @@
 """Command, console, metrics and SQL show the same facts of groups and sequencers."""
 
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from prometheus_client.samples import Sample
-from unit.browsing import notices, open_browser, table_rows
-from unit.busy_namespace import READERS, WORKERS, BusyNamespace, open_busy_namespace
+from unit.busy_namespace import WORKERS, BusyNamespace, open_busy_namespace
 from unit.served import read_objects
 
 from lakemq.engine.protocol.codec.beat import OverdueMember, encode_overdue_members
@@ -39,39 +37,6 @@ def read_samples(busy: BusyNamespace, name: str) -> list[Sample]:
         return [sample for family in collector.collect() for sample in family.samples if sample.name == name]
     finally:
         collector.close()
-
-
-def test_command_console_metrics_and_sql_agree_on_groups(busy: BusyNamespace) -> None:
-    described = {
-        row["group"]: row for row in read_objects(busy.mq.namespace.path, "groups", "describe", "--all-groups")
-    }
-    states = {row["group"]: row for row in busy.mq.sql("SELECT * FROM group_state").to_pylist()}
-    assert {*described} == {*states} == {WORKERS, READERS}
-    for group, row in states.items():
-        # the rate covers the minute before each look
-        shared = row.keys() - {"consumption_rate"}
-        assert {key: row[key] for key in shared} == {key: described[group][key] for key in shared}
-    lags = Counter[str]()
-    for sample in read_samples(busy, "lakemq_group_lag"):
-        lags[sample.labels["group"]] += int(sample.value)
-    assert lags == {group: row["lag"] for group, row in states.items()}
-    assert sum(lags.values()) > 0
-    waits = busy.mq.sql("SELECT group, cause, count(*) AS n FROM group_waits GROUP BY group, cause").to_pylist()
-    assert ("no heartbeat", 1) in {(row["cause"], row["n"]) for row in waits}
-    samples = read_samples(busy, "lakemq_group_waits")
-    assert {(s.labels["group"], s.labels["cause"], s.value) for s in samples} == {
-        (row["group"], row["cause"], row["n"]) for row in waits
-    }
-    with open_browser(busy.mq, busy.serving) as visitor:
-        rows = {row[0]: row for row in table_rows(visitor.get("/groups"), "Groups")}
-        page = visitor.get("/group", name=WORKERS)
-        shown = visitor.submit(visitor.get("/sql"), "/sql", text="SELECT group, cause FROM group_waits ORDER BY 1, 2")
-    for group, row in states.items():
-        expected = [row["protocol"] or "-", row["state"], str(row["members"]), str(row["partitions"]), str(row["lag"])]
-        assert rows[group][1:6] == expected
-        assert rows[group][-1] == "; ".join(row["waits_for"])
-    assert {*states[WORKERS]["waits_for"]} <= {*notices(page)}
-    assert table_rows(shown, "Result") == sorted([row["group"], row["cause"]] for row in waits)
 
 
 def test_command_and_sql_agree_on_members_and_sequencers(busy: BusyNamespace) -> None:

@@ -129,14 +129,6 @@ def test_a_letter_is_put_once(files: Files):
     assert mailbox.read(letter) == b"first"
 
 
-def test_a_withdrawn_letter_is_gone(files: Files):
-    mailbox = Mailbox(files)
-    name = mailbox.put("c", 1, b"body", NOW_MS)
-    assert mailbox.withdraw(name) is True
-    assert mailbox.withdraw(name) is False
-    assert mailbox.list_waiting(10) == []
-
-
 def test_objects_that_are_no_letters_are_skipped_and_listed(files: Files):
     mailbox = Mailbox(files)
     aliens = ["0-first", "README.txt", "zz"]

@@ -2,10 +2,8 @@
 
 import pytest
 from protocol_harness import Harness
-from protocol_tables import Tables, add_pass, mark_of, restored
 from stateful.player import Player
 
-from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules import reconciling
 from lakemq.engine.protocol.values.assignments import GroupStatus
 from lakemq.engine.protocol.values.groups import JoinGroup
@@ -50,22 +48,6 @@ def test_each_step_moves_some_partitions_until_all_have_moved(protocol: str) -> 
         mq.see()
     assert (counts, count_owned_partitions(mq.state)) == ([4, 8], 10)
     assert (mq.state.groups["g"].status, mq.state.groups["g"].generation) == (GroupStatus.STABLE, 1)
-
-
-@pytest.mark.parametrize("by_tables", [0, 1])
-def test_next_leader_continues_the_moves(by_tables: int) -> None:
-    """by_tables: how many steps the next leader reads from the journal, because the tables lack them."""
-    mq = join_first_member("cooperative")
-    tables: Tables = {}
-    add_pass(tables, mq.state, mq.steps)
-    mark, steps = mark_of(mq.state), len(mq.steps)
-    for _ in range(by_tables):
-        mq.see()
-    mq.state = machine.replay(restored(mark, tables), mq.steps[steps:])
-    assert mq.state.list_moving_groups() == {"g"}
-    while mq.state.list_moving_groups():
-        mq.see()
-    assert mq.state.groups["g"].status is GroupStatus.STABLE
 
 
 @pytest.mark.slow
