@@ -1,4 +1,4 @@
-"""Two hundred thousand waiting messages, each sent alone, over a year: their memory, and the work of a start.
+"""Two hundred thousand waiting messages, each sent alone, over a year: their memory.
 
 `tests/bench/far_delays.py` measures ten million in a process of their own.
 """

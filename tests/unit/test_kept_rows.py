@@ -1,4 +1,4 @@
-"""Row groups that a consumer keeps for its next poll: read once, bounded, and without a change of the rows."""
+"""Row groups that a consumer keeps for its next poll: bounded, and without a change of the rows."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Command, console, metrics and SQL show the same facts of groups and sequencers."""
+"""Command, metrics and SQL show the same facts of members and sequencers."""
 
 from collections.abc import Iterator
 
