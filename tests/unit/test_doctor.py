@@ -137,8 +137,11 @@ def test_dead_leader_with_a_lease_is_a_finding(path: Path, mq: Connection) -> No
     last = max((path / "steps").iterdir())
     long_ago_s = time.time() - 3600
     os.utime(last, (long_ago_s, long_ago_s))
+    name = mq.namespace.mailbox.put("client", 1, b"letter", int(time.time() * 1000))
+    os.utime(path / "mailbox" / name, (long_ago_s, long_ago_s))
     findings = find_problems(path)
-    assert set(findings) == {"sequencer"}
+    assert set(findings) == {"sequencer", "mailbox"}
+    assert f"lakemq --path {path} serve" in findings["mailbox"].mend
     assert f"{sequencer.name} leads with epoch" in findings["sequencer"].found
     assert "seems to be dead" in findings["sequencer"].mend
 
