@@ -163,7 +163,7 @@ def settings_page() -> str:
             "`mq.producer` and `mq.consumer` may be spelled as in Kafka: `linger.ms` is `linger_ms`.",
             _table(("setting", "here"), [(f"`{name}`", replacement) for name, replacement in REPLACEMENTS.items()]),
             "## Producers",
-            inspect.cleandoc(Producer.__doc__ or ""),
+            inspect.cleandoc(Producer.__doc__ or "").partition("\n\nExample:")[0],
             "Options of `mq.producer(...)`, in Kafka's words:",
             _settings(PRODUCER.declared),
             "`idempotent`, or `enable_idempotence`, is `True` by default: a producer repeats a request whose answer "

@@ -123,7 +123,7 @@ class Sending(threading.Thread):
 def check_each_once(mq: Connection, count: int) -> None:
     values = [int(message.value) for message in mq.fetch(TOPIC)]
     assert values == list(range(count))
-    until(lambda: are_all_final(mq), "all messages are final")
+    wait_until(lambda: are_all_final(mq), "all messages are final", WITHIN_S)
     assert check_final_messages(mq) == count
 
 
