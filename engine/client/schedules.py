@@ -117,23 +117,23 @@ class Schedules(ProcessBound):
         )
         may_exist = parse_flag("exist_ok", exist_ok)
         parts = (request.cron, request.time_zone, request.missed, request.key, request.value, request.headers)
-        wanted = Schedule(request.name, 0, topic, *parts, 0)
+        requested = Schedule(request.name, 0, topic, *parts, 0)
         try:
             done = self._requester.ask(request)
         except ScheduleAlreadyExists:
             if not may_exist:
                 raise
-            return self._find_same(_describe(wanted))
+            return self._find_same(_describe(requested))
         assert isinstance(done, ScheduleDone)
-        return _describe(replace(wanted, next_at_ms=done.next_at_ms))
+        return _describe(replace(requested, next_at_ms=done.next_at_ms))
 
-    def _find_same(self, wanted: ScheduleDescription) -> ScheduleDescription:
-        """Return the schedule of this name. Raises ScheduleAlreadyExists if it differs from the wanted one."""
-        existing = self.describe(wanted.name)
+    def _find_same(self, requested: ScheduleDescription) -> ScheduleDescription:
+        """Return the schedule of this name. Raises ScheduleAlreadyExists if it differs from the requested one."""
+        existing = self.describe(requested.name)
         parts = ("topic", "cron", "time_zone", "missed", "key", "value", "headers")
-        if different := [part for part in parts if getattr(existing, part) != getattr(wanted, part)]:
+        if different := [part for part in parts if getattr(existing, part) != getattr(requested, part)]:
             raise ScheduleAlreadyExists(
-                f"The schedule {wanted.name} exists with another {', '.join(different)}."
+                f"The schedule {requested.name} exists with another {', '.join(different)}."
                 " To change it, delete it and create it again."
             )
         return existing

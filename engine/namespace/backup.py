@@ -93,7 +93,7 @@ def take_backup(namespace: Namespace, destination: Files) -> Copied:
         InvalidRequest: the destination has backups of another namespace.
         StorageError: objects are missing, or are removed faster than they can be copied.
     """
-    known: dict[str, StoredObject] = {}
+    stored_before: dict[str, StoredObject] = {}
     for manifest in read_manifests(destination):
         if manifest.namespace_id != namespace.namespace_id:
             raise InvalidRequest(
@@ -101,8 +101,8 @@ def take_backup(namespace: Namespace, destination: Files) -> Copied:
                 found=manifest.namespace_id,
                 expected=f"backups of {namespace.namespace_id}, or an empty folder",
             )
-        known.update(manifest.objects)
-    copier, missing = _Copier(namespace.files, destination, known), ""
+        stored_before.update(manifest.objects)
+    copier, missing = _Copier(namespace.files, destination, stored_before), ""
     for _ in range(_ROUNDS):
         try:
             return _take(namespace, copier)
@@ -159,10 +159,10 @@ def _name_files_of_steps(bodies: Iterable[bytes]) -> list[str]:
 class _Copier:
     """Copies objects from a namespace to a backup, and counts them."""
 
-    def __init__(self, source: Files, destination: Files, known: dict[str, StoredObject]) -> None:
-        """known: objects that the backup has, by their names in the namespace. More come."""
-        self._source, self.destination, self._known = source, destination, known
-        self._stored = {stored.stored_as for stored in known.values()}
+    def __init__(self, source: Files, destination: Files, stored_before: dict[str, StoredObject]) -> None:
+        """stored_before: objects that the backup has, by their names in the namespace. More come."""
+        self._source, self.destination, self._known = source, destination, stored_before
+        self._stored = {stored.stored_as for stored in stored_before.values()}
         self._copied_count = self._copied_bytes = 0
 
     def run(self, copy: Callable[[str], StoredObject], names: Iterable[str]) -> list[StoredObject]:
@@ -236,9 +236,9 @@ def copy_object(source: Files, name: str, target: Files, as_name: str) -> tuple[
                 size += len(piece)
                 writer.write(piece)
     except FileExistsError:
-        size, found = _read_digest(source, name)
-        check_object(target, StoredObject(as_name, size, found))
-        return size, found
+        read = _read_digest(source, name)
+        check_object(target, StoredObject(as_name, *read))
+        return read
     return size, digest.hexdigest()
 
 
@@ -254,13 +254,13 @@ def _read_digest(files: Files, name: str) -> tuple[int, str]:
 def check_object(files: Files, expected: StoredObject) -> None:
     """Read an object, and check that it is as it was copied. Raises TableDamaged."""
     try:
-        found = StoredObject(expected.stored_as, *_read_digest(files, expected.stored_as))
+        stored = StoredObject(expected.stored_as, *_read_digest(files, expected.stored_as))
     except FileNotFoundError:
         raise TableDamaged(f"{expected.stored_as} is missing in {files.root}.", expected="a whole copy") from None
-    if found != expected:
+    if stored != expected:
         raise TableDamaged(
             f"{expected.stored_as} in {files.root} is not as it was copied.",
-            found=f"{found.size_bytes} bytes with hash {found.digest}",
+            found=f"{stored.size_bytes} bytes with hash {stored.digest}",
             expected=f"{expected.size_bytes} bytes with hash {expected.digest}",
         )
 

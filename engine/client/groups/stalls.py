@@ -228,7 +228,7 @@ def _find_too_many_ranges(member: GroupMember, partition: _QueuePartition) -> It
     yield _build_stall("ranges", member, partition, sentence, "Acknowledge the oldest messages first.")
 
 
-def _build_stall(kind: StallKind, member: GroupMember, partition: _QueuePartition, found: str, advice: str) -> Stall:
+def _build_stall(kind: StallKind, member: GroupMember, partition: _QueuePartition, trouble: str, advice: str) -> Stall:
     """Return a stall that ends when the member acknowledges messages of this partition."""
     patience_ms = member.max_poll_interval_ms if kind == "silent" else min(_OVERDUE_MS, member.max_poll_interval_ms)
     return Stall(
@@ -237,7 +237,7 @@ def _build_stall(kind: StallKind, member: GroupMember, partition: _QueuePartitio
         partition.topic,
         partition.topic_partition[1],
         partition.deliveries.first_held or 0,
-        found,
+        trouble,
         advice,
         partition.deliveries.silent_since_ms,
         patience_ms,
@@ -295,14 +295,14 @@ def _find_shared_instances(group: Group, fenced: Iterable[FencedMember], now_ms:
             continue
         first = f"{member.member_id} (process {member.process_id} on {member.host})"
         second = f"{member.successor_id} (process {member.successor_process_id} on {member.successor_host})"
-        found = (
+        trouble = (
             f"Two consumers use the instance id {member.instance_id}: {first} lived when"
             f" {second if member.successor_id else 'another one'} took it over at {format_time(member.fenced_at_ms)}."
         )
         advice = (
             "Give each consumer that runs an instance id of its own, such as the name of its host, or end one of them."
         )
-        yield Stall("instance id", member.successor_id, None, None, None, found, advice, member.fenced_at_ms, 0)
+        yield Stall("instance id", member.successor_id, None, None, None, trouble, advice, member.fenced_at_ms, 0)
 
 
 def _find_slow_owners(group: Group) -> Iterator[Stall]:
@@ -320,13 +320,13 @@ def _find_slow_owners(group: Group) -> Iterator[Stall]:
             if group.is_queue
             else f"max_poll_interval_ms ({member.max_poll_interval_ms})"
         )
-        found = (
+        trouble = (
             f"Member {_describe_member(member)} has been asked at {format_time(since_ms)} to give up"
             f" {_shorten_list([f'{group.assignments[tp].topic}-{tp[1]}' for tp in paused])}, and has not yet."
         )
         step = "acknowledge what it has of them" if group.is_queue else "poll"
         advice = f"It has to {step}; after {bound} it loses them."
-        yield Stall("handover", member.member_id, None, None, None, found, advice, since_ms, None)
+        yield Stall("handover", member.member_id, None, None, None, trouble, advice, since_ms, None)
 
 
 def _find_lost_owners(group: Group) -> Iterator[Stall]:
@@ -338,13 +338,13 @@ def _find_lost_owners(group: Group) -> Iterator[Stall]:
     for member_id, unbound in unbound_by_owner.items():
         since_ms = min(group.assignments[tp].since_ms for tp in unbound)
         names = _shorten_list([f"{group.assignments[tp].topic}-{tp[1]}" for tp in unbound])
-        found = (
+        trouble = (
             f"{names} wait{'s' if len(unbound) == 1 else ''} for member {member_id}, which was lost at"
             f" {format_time(since_ms)} and may return until {format_time(group.not_before_ms)}"
             f" ({group.rebalance_delay_setting})."
         )
         advice = "Start it again, or wait: then other members get them."
-        yield Stall("unbound", member_id, None, None, None, found, advice, since_ms, None)
+        yield Stall("unbound", member_id, None, None, None, trouble, advice, since_ms, None)
 
 
 def list_missing_topics(state: State, group: Group) -> dict[str, list[GroupMember]]:
@@ -360,12 +360,14 @@ def list_missing_topics(state: State, group: Group) -> dict[str, list[GroupMembe
 def _find_missing_topics(state: State, group: Group, deletions: Mapping[str, str]) -> Iterator[Stall]:
     for topic, members in list_missing_topics(state, group).items():
         more = f" and {len(members) - 1} more" if len(members) > 1 else ""
-        found = (
+        trouble = (
             f"Topic {topic}, to which member {_describe_member(members[0])}{more} subscribe{'' if more else 's'}, does"
             f" not exist. {deletions.get(topic, '')}"
         ).rstrip()
         advice = f"Create it, or start the members without it: `lakemq topics create {topic}`."
-        yield Stall("missing topic", members[0].member_id, topic, None, None, found, advice, members[0].joined_at_ms, 0)
+        yield Stall(
+            "missing topic", members[0].member_id, topic, None, None, trouble, advice, members[0].joined_at_ms, 0
+        )
 
 
 def _find_overdue_members(group: Group, overdue: Iterable[OverdueMember]) -> Iterator[Stall]:
@@ -380,23 +382,23 @@ def _find_overdue_members(group: Group, overdue: Iterable[OverdueMember]) -> Ite
 
 
 def _describe_silent_member(group: Group, member: GroupMember, heard_ms: int) -> Stall:
-    found = (
+    trouble = (
         f"Member {_describe_member(member)} has sent no heartbeat since {format_time(heard_ms)}. It keeps"
         f" {_count_partitions(group, member)} until its session ends at"
         f" {format_time(heard_ms + member.session_timeout_ms)}."
     )
     advice = f"Its process is stopped, or cut off. {_advise_removal(group, member)}"
-    return Stall("no heartbeat", member.member_id, None, None, None, found, advice, heard_ms, 0)
+    return Stall("no heartbeat", member.member_id, None, None, None, trouble, advice, heard_ms, 0)
 
 
 def _describe_idle_member(group: Group, member: GroupMember, polled_ms: int) -> Stall:
-    found = (
+    trouble = (
         f"Member {_describe_member(member)} lives, and has not polled since {format_time(polled_ms)}. It keeps"
         f" {_count_partitions(group, member)} until {format_time(polled_ms + member.max_poll_interval_ms)}"
         f" (max_poll_interval_ms).{_describe_successor(group, member)}"
     )
     advice = f"It still works on its last messages, or hangs. {_advise_removal(group, member)}"
-    return Stall("no poll", member.member_id, None, None, None, found, advice, polled_ms, 0)
+    return Stall("no poll", member.member_id, None, None, None, trouble, advice, polled_ms, 0)
 
 
 def _describe_successor(group: Group, member: GroupMember) -> str:
@@ -458,7 +460,7 @@ def _describe_transaction(
 ) -> Stall:
     shown = _shorten_list([f"{state.topics[tp[0]].topic}-{tp[1]}" for tp in held_back])
     began_ms = transaction.started_at_ms or now_ms
-    found = (
+    trouble = (
         f"Readers of committed messages have read {shown} up to transaction {name}, which is open for"
         f" {(now_ms - began_ms) // 1000} s, since {format_time(began_ms)} (transaction_timeout_ms is"
         f" {transaction.timeout_ms})."
@@ -471,7 +473,7 @@ def _describe_transaction(
         topic.topic,
         held_back[0][1],
         int(topic.last_stable_offsets[held_back[0][1]]),
-        found,
+        trouble,
         advice,
         began_ms,
         _TRANSACTION_PATIENCE_MS,
