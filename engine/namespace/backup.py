@@ -41,7 +41,7 @@ FORMAT = 1
 MANIFESTS = "manifests"
 _MANIFEST = re.compile(r"manifests/(\d{20})\.json")
 _ROUNDS = 10
-"""How often a backup begins anew because objects were merged away while it copied. Each round copies what is new."""
+"""How often a backup starts again because a merge removed objects while it copied. Each round copies the rest."""
 _COPIES = 8
 """Objects that are copied at a time."""
 _PIECE_BYTES = 8 << 20

@@ -22,7 +22,7 @@ def backup(
     ctx: typer.Context,
     destination: Annotated[str, typer.Argument(metavar="DEST", help="A folder or URI for backups of this namespace.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Then read all that DEST has, and compare it with what was copied.")
+        bool, typer.Option("--verify", help="Then read all objects in DEST, and compare their hashes.")
     ] = False,
 ) -> None:
     """Copy the namespace as of its newest step, while publishers and sequencers go on.
