@@ -126,11 +126,12 @@ class Processes:
         timeout_ms: int = 60_000,
         crash_at: str | None = None,
         stop_at: str | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> Child:
         """Start a transactional producer, and wait until it is at work. `outcomes` reads its notes."""
         notes = str(self._notes(transactional_id))
         arguments = {"topic": TOPIC, "transactional_id": transactional_id, "count": count, "timeout_ms": timeout_ms}
-        return self._start("transact", crash_at, {}, **arguments, outcomes_file=notes, stop_at=stop_at)
+        return self._start("transact", crash_at, settings or {}, **arguments, outcomes_file=notes, stop_at=stop_at)
 
     def outcomes(self, transactional_id: str) -> list[tuple[int, str]]:
         """Return for each transaction its number, and `committed` or the name of an error."""

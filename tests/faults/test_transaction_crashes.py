@@ -148,7 +148,8 @@ def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter
     with lakemq.connect(family.path, config=QUICK) as mq, watching(family.path):
         mq.serving()
         point = f"publish.letter_put:{SECOND_TRANSACTION[letter]}"
-        assert_killed(family.transact("p", 3, timeout_ms, crash_at=point))
+        patient = {"request.timeout.ms": 100_000}  # a letter that is sent again would count, too
+        assert_killed(family.transact("p", 3, timeout_ms, crash_at=point, settings=patient))
         assert family.outcomes("p") == [(0, "committed")]
         # letters of two clients have no order: a look that began in between may find only the later one
         until(lambda: not mq.namespace.mailbox.list_waiting(1), "end of the letter")
