@@ -47,9 +47,9 @@ def assert_projections_are_the_replay(store: Store, history: list[Step]) -> None
             trim_rows(spec, table, read_live_state(state), RETENTION_MS, whole=True)
             for table in (store.open(spec).read(), expected.get(name, spec.empty()))
         )
-        if name == "segments":
-            kinds = pc.if_else(pc.equal(stored["kind"], FINAL), FINAL_PENDING, stored["kind"])
-            stored = stored.set_column(stored.schema.get_field_index("kind"), "kind", kinds)
+        if name == "segments":  # a final file that is rewritten has other ranges; its messages are compared in `finals`
+            is_final = pc.field("kind").isin([FINAL, FINAL_PENDING])
+            stored, expected_rows = stored.filter(~is_final), expected_rows.filter(~is_final)
         if name in PLACES:
             stored, expected_rows = expand_rows(stored), expand_rows(expected_rows)
         if name == "segments":  # a merge removes deleted segments from the table
