@@ -90,7 +90,7 @@ def read_committed_offset(mq: Connection, group: str, topic: str, stable: bool =
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait until the condition holds."""
-    wait_until(condition, "what the test waits for", 60)
+    wait_until(condition, "what the test waits for", 200)
 
 
 def run_lakemq(path: str, *arguments: str, stdin: bytes = b"", code: int = 0) -> Result:
