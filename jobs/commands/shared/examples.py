@@ -22,6 +22,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "catalog": ("lakemq catalog", "lakemq catalog --as-of 2026-01-31T12:00:00"),
     "doctor": ("lakemq doctor", "lakemq doctor --no-spark --output json"),
     "audit": ("lakemq audit --strict --docs data/docs",),
+    "backup": ("lakemq backup s3://copies/mq --verify",),
+    "restore": (
+        "lakemq --path data/restored restore backups",
+        "lakemq --path data/restored restore backups --as-of 2026-01-31T12:00:00",
+    ),
     "publish": (
         "lakemq publish flights.csv --topic flights --key-column tailnum",
         "lakemq publish --topic flights --key-separator :",
