@@ -94,7 +94,7 @@ SELECT f.topic, f.partition, f.offset, f.timestamp, f.key, f.value, f.headers,
        f.producer_id, f.producer_epoch, f.sequence, f.transactional, f.origin, f.dead_letter, f.source_offset,
        f.decided_at, f.expires_at
 FROM {{database}}.final_messages f
-WHERE f.step <= (SELECT max(step) FROM {{database}}.segments WHERE kind = 'final')"""
+WHERE f.step <= (SELECT max(step) FROM {{database}}.segments WHERE kind = 'final') AND coalesce(f.ttl_ms, 0) >= 0"""
 
 _SEGMENTS = """\
   SELECT *,

@@ -168,7 +168,7 @@ class _FetchResult:
             ranges=ranges,
             segments=pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()}),
         )
-        self.expired: dict[int, np.ndarray[Any, Any]] = {}
+        self.hidden: tuple[dict[int, np.ndarray[Any, Any]], ...] = ({}, {})
         self.record_count = sum(columns["record_count"])
 
     def __iter__(self) -> Iterator[Message]:

@@ -15,6 +15,7 @@ from lakemq.engine.client.rows.placing import (
     BAD_HEADER,
     BAD_TIME,
     BAD_TTL,
+    NO_KEY,
     REJECTIONS,
     TIME_IN_SECONDS,
     TOO_LARGE,
@@ -28,9 +29,10 @@ NOW_MS = 1_700_000_000_123
 DESTINATION = "t"
 
 PLAIN = Copy(4, "xxhash64", 40, (0,), DelayRule(1_000))
+KEYED = PLAIN._replace(needs_key=True)
 LEVELS = Copy(3, "xxhash64", 1_000, (0,), DelayRule(1, (1_000, 5_000)))
 
-_DUE_OUT_OF_RANGE, _NEGATIVE_DELAY, _TOO_LONG, _BOTH, _UNREADABLE, _DUE_IN_SECONDS = range(-7, -7 - 6, -1)
+_DUE_OUT_OF_RANGE, _NEGATIVE_DELAY, _TOO_LONG, _BOTH, _UNREADABLE, _DUE_IN_SECONDS = range(-8, -8 - 6, -1)
 
 
 class RowCase(NamedTuple):
@@ -82,6 +84,8 @@ CASES = (
     RowCase("the longest time to live", _K | {"ttl_ms": MAX_TTL_MS}, _hashed(b"k")),
     RowCase("too long a time to live", _K | {"ttl_ms": MAX_TTL_MS + 1}, BAD_TTL),
     RowCase("a negative time to live", _K | {"ttl_ms": -1}, BAD_TTL),
+    RowCase("no key in a compacted topic", {"key": None, "value": b"v"}, NO_KEY, copy=KEYED),
+    RowCase("a key in a compacted topic", _K, _hashed(b"k"), copy=KEYED),
     RowCase(
         "a header supplies the key",
         {"value": b"v", "headers": _headers(("JMSXGroupID", b"late"), ("QUEUE_PARTITION_KEY", b"first"))},

@@ -51,7 +51,7 @@ def put_topic_views(spark: SparkSession, namespace: Namespace, topics: Iterable[
         spark.sql(
             f"CREATE OR REPLACE VIEW `{database}`.`{views[topic.topic]}` AS\n"
             f"SELECT *, from_json(CAST(value AS STRING), '{text}') AS {DATA}\n"
-            f"FROM `{tables}`.final_messages WHERE topic = '{topic.topic}'"
+            f"FROM `{tables}`.final_messages WHERE topic = '{topic.topic}' AND coalesce(ttl_ms, 0) >= 0"
         )
         if (topic.high_watermarks > topic.log_starts).any() and not (topic.final_offsets > topic.log_starts).any():
             log.warning(

@@ -1,7 +1,8 @@
 """Locate dying messages: find the rows of messages that become dead letters, by the segments of their log.
 
 Offsets that no segment covers yet are left out; the next search finds them. Rows of final files are copied to a data
-file, because a final file has one topic, and goes with its messages. The copy is announced as left over.
+file, because a final file has one topic, and goes with its messages. The copy is announced as left over. Messages that
+compaction has emptied meanwhile are none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from lakemq.tables.specs.messages import BODY_SCHEMA, FILE_SCHEMA, FINAL_FILES, MESSAGES, SEQUENCERS_FILES, file_stem
+from lakemq.tables.specs.messages import (
+    BODY_SCHEMA,
+    FILE_SCHEMA,
+    FINAL_FILES,
+    MESSAGES,
+    SEQUENCERS_FILES,
+    SUPERSEDED,
+    file_stem,
+)
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
@@ -210,7 +219,7 @@ def _find_overlaps(ranges: Sequence[Range], segments: Sequence[_Segment]) -> Ite
 def _copy_final_rows(files: Files, topic: str, sighting: Sighting, file_id: int) -> Sighting:
     """Return the sighting with rows of final files in a data file of their own, perhaps cut short."""
     reader, rows, parts, size_bytes = _FinalReader(files, topic), list[RowLocation](), list[pa.Table](), 0
-    end, row_count = sighting.end, 0
+    end, row_count, empty = sighting.end, 0, [*sighting.found.empty]
     for located in sighting.found.rows:
         if located.file_id < FINAL_FILES:
             rows.append(located)
@@ -224,14 +233,21 @@ def _copy_final_rows(files: Files, topic: str, sighting: Sighting, file_id: int)
             log.warning("Dying messages of %s cannot be read: %s. Run lakemq doctor.", topic, error)
             continue
         count = part.num_rows
-        copied = replace(located, length=count, file_id=file_id, first_row=row_count)
-        rows.append(copied)
-        parts.append(part)
-        size_bytes, row_count = size_bytes + part.nbytes, row_count + count
+        is_superseded = pc.equal(part.column("ttl_ms"), SUPERSEDED).fill_null(False).to_numpy()
+        begins = np.flatnonzero(np.diff(is_superseded, prepend=~is_superseded[:1]))
+        for begin, run_end in zip(begins.tolist(), [*begins[1:].tolist(), count], strict=True):
+            first, length = located.first + begin, run_end - begin
+            if is_superseded[begin]:
+                empty.append((first, length))
+                continue
+            rows.append(replace(located, first=first, length=length, file_id=file_id, first_row=row_count))
+            parts.append(part.slice(begin, length))
+            row_count += length
+        size_bytes += part.nbytes
         if count < located.length:
             end = located.first + count
             break
-    empty = [(first, count) for first, count in sighting.found.empty if first < end]
+    empty = sorted((first, count) for first, count in empty if first < end)
     report = replace(sighting.found, rows=rows, empty=empty)
     if not parts:
         return Sighting(report, end)

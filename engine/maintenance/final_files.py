@@ -143,8 +143,34 @@ class FinalFileWriter:
         return write_final_file(self._store.files, self._leftovers, topic.topic, rows, file_id, self._crash_point)
 
 
+READ_ERRORS = (OSError, ValueError, pa.ArrowException)
+"""Errors of a file that is gone or damaged. A damaged page is an OSError."""
+
+
+class NamedFile(NamedTuple):
+    """A file that rows of `segments` name. record_count: messages that these rows count and that are not deleted."""
+
+    file_id: int
+    topic_id: int
+    topic: str
+    step: int
+    footer_hash: int
+    kind: str
+    record_count: int
+
+    @property
+    def path(self) -> str:
+        return final_file_path(self.topic, self.file_id)
+
+    @property
+    def name(self) -> str:
+        return f"{FINAL_MESSAGES.name}/{self.path}"
+
+
 _OLDEST = b"lakemq.oldest.ms"
 """Metadata of a rewritten file: the time of the oldest file whose messages it has."""
+_COMPACTED = b"lakemq.compacted.ms"
+"""Metadata of a file that compaction has cleaned: since then it has no older message of the key of its tombstones."""
 
 
 def write_final_file(
@@ -155,12 +181,14 @@ def write_final_file(
     file_id: int,
     crash_point: crash.CrashPoint,
     oldest_ms: int | None = None,
+    compacted_ms: int | None = None,
 ) -> FinalFile:
     """Write a file of a topic durably, announced as left over.
 
     Args:
         rows: columns of FILE_SCHEMA, by partition and offset.
         oldest_ms: the time of the oldest file whose messages are written again.
+        compacted_ms: since when the log has no older messages of the keys of its tombstones, if that is known.
     """
     path = final_file_path(topic, file_id)
     name = f"{FINAL_MESSAGES.name}/{path}"
@@ -180,16 +208,27 @@ def write_final_file(
     ):
         writer.write_table(rows, max(1, _GROUP_BYTES * rows.num_rows // max(1, rows.nbytes)))
         writer.add_key_value_metadata({"lakemq.written": uuid.uuid4().hex})
-        if oldest_ms is not None:
-            writer.add_key_value_metadata({_OLDEST.decode(): str(oldest_ms)})
+        for fact, time_ms in ((_OLDEST, oldest_ms), (_COMPACTED, compacted_ms)):
+            if time_ms is not None:
+                writer.add_key_value_metadata({fact.decode(): str(time_ms)})
     with files.open_input(name) as source:
         return FinalFile(file_id, read_footer(source).hash)
 
 
 def read_oldest_ms(metadata: pq.FileMetaData) -> int | None:
     """Return the time of the oldest file whose messages a rewritten file has; None: the file has new messages."""
-    oldest_ms = (metadata.metadata or {}).get(_OLDEST)
-    return None if oldest_ms is None else int(oldest_ms)
+    return _read_time_ms(metadata, _OLDEST)
+
+
+def read_compacted_ms(files: Files, file: NamedFile) -> int | None:
+    """Return since when the log has no older messages of the keys of a file's tombstones. None: it may have some."""
+    with files.open_input(file.name) as source:
+        return _read_time_ms(read_footer(source).parse(), _COMPACTED)
+
+
+def _read_time_ms(metadata: pq.FileMetaData, name: bytes) -> int | None:
+    time_ms = (metadata.metadata or {}).get(name)
+    return None if time_ms is None else int(time_ms)
 
 
 def _read_segments(store: Store, topics: Sequence[Topic]) -> pa.Table:

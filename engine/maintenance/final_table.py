@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.messages import FILE_SCHEMA, FINAL_FILES, FINAL_MESSAGES, final_file_path, parse_final_file_id
+from lakemq.tables.specs.messages import FILE_SCHEMA, FINAL_FILES, FINAL_MESSAGES, SUPERSEDED, parse_final_file_id
 from lakemq.tables.specs.topics import FINAL, FINAL_PENDING, SEGMENTS
 from lakemq.tables.storage.delta.commits import NewFile, StoredFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
@@ -42,7 +42,8 @@ from ..namespace.config import EngineConfig
 from ..namespace.data_file import read_footer
 from ..protocol.rows.log import build_final_rows
 from ..protocol.values.log import RangesFinalized
-from .final_files import FILE_BYTES, UNPACKED, describe_ranges, read_oldest_ms, write_final_file
+from .compaction import Compaction
+from .final_files import FILE_BYTES, READ_ERRORS, UNPACKED, NamedFile, describe_ranges, read_oldest_ms, write_final_file
 from .final_places import move_to_final_files
 from .merging import FEW_FILES, SETTLED_MS, coalesce_segments, points_at_files, read_log_bounds, write_merged_file
 from .retention import LiveState, Mask, Numbers, find_log_starts, mask_deleted_segments
@@ -68,37 +69,17 @@ _FINAL = FINAL, FINAL_PENDING
 """The kinds of rows that name files. No other kind lies between them."""
 _BOUNDED = ("topic_id", "partition", "offset", "timestamp")
 """Columns whose bounds let readers skip files."""
-_READ_ERRORS = (OSError, ValueError, pa.ArrowException)
-"""Errors of a file that is gone or damaged. A damaged page is an OSError."""
-
-
-class _NamedFile(NamedTuple):
-    """A file that rows of `segments` name. record_count: messages that these rows count and that are not deleted."""
-
-    file_id: int
-    topic_id: int
-    topic: str
-    step: int
-    footer_hash: int
-    kind: str
-    record_count: int
-
-    @property
-    def path(self) -> str:
-        return final_file_path(self.topic, self.file_id)
-
-    @property
-    def name(self) -> str:
-        return f"{FINAL_MESSAGES.name}/{self.path}"
 
 
 @dataclass(frozen=True)
 class _Rewrite:
     """A file in the place of others, neighbours in the order of offsets. There is none if no message is left."""
 
-    replaced: Sequence[_NamedFile]
+    replaced: Sequence[NamedFile]
     ranges: pa.Table
     record: RangesFinalized
+    is_cleaned: bool
+    """Whether messages may be superseded."""
 
 
 class FinalTable:
@@ -121,6 +102,7 @@ class FinalTable:
         self._due_at_ms: int | None = None
         self._synced, self._switched = _Steps(), _Steps()
         """Up to which the table was brought to the decided state, and up to which views read it."""
+        self._compaction = Compaction(files, _REWRITTEN_BYTES)
         self._damaged, self._full = set[int](), set[int]()
         """Files that cannot be read, and those that no later pass tries to merge with the next file."""
         self.has_more, self.floor = False, 0
@@ -155,9 +137,11 @@ class FinalTable:
             self._crash_point("finalizing.segments_swapped")
             rows = _read_named_rows(segments, live)
             missing = self.sync(final, rows)
+        self._compaction.end_pass(rows.column("file_id"), live.now_ms)
         step = min(settled_step, self._synced.find(now_ms - self._hold_ms), *(step - 1 for step in missing))
         is_changed |= self._switch(segments, rows, live, step)
         is_waiting = pc.any(pc.equal(rows.column("kind"), FINAL_PENDING)).as_py()
+        is_waiting = is_waiting or self._compaction.is_waiting(rows, live)
         self._due_at_ms = self._clock.steady_ms() + self._hold_ms if is_waiting else None
         return is_changed
 
@@ -204,7 +188,9 @@ class FinalTable:
         self.has_more, size_bytes, rewrites = False, 0, list[_Rewrite]()
         # A query may have read `segments` a while before the table: it must find the steps that it has read of.
         last_step = self._switched.find(now_ms - self._hold_ms) if merges else 0
-        for group in self._choose_files(list_named_files(_count_whole_rows(rows, live)), stored, last_step):
+        named = list_named_files(_count_whole_rows(rows, live))
+        groups = self._choose_files(named, stored, last_step)
+        for group in chain(groups, self._choose_dirty(named, rewrites, stored, live)):
             if size_bytes >= _REWRITTEN_BYTES:
                 self.has_more = True
                 break
@@ -216,11 +202,27 @@ class FinalTable:
                 self.has_more = True
                 break
             rewrites += [rewrite] if rewrite is not None else []
+        self.has_more |= self._compaction.is_running
         return rewrites
 
+    def _choose_dirty(
+        self,
+        named: Sequence[NamedFile],
+        rewrites: Sequence[_Rewrite],
+        stored: Mapping[int, StoredFile],
+        live: LiveState,
+    ) -> Iterator[list[NamedFile]]:
+        """Yield the files that compaction cleans now: none, if this pass has rewritten others."""
+        if rewrites:
+            return
+        for count, file in enumerate(self._compaction.choose(named, stored, live)):
+            if len(rewrites) < count:  # an earlier one could not be rewritten, and later ones rely on it
+                return
+            yield [file]
+
     def _choose_files(
-        self, named: Iterable[_NamedFile], stored: Mapping[int, StoredFile], last_step: int
-    ) -> Iterator[list[_NamedFile]]:
+        self, named: Iterable[NamedFile], stored: Mapping[int, StoredFile], last_step: int
+    ) -> Iterator[list[NamedFile]]:
         """Yield groups of neighbours that become one file: small ones, and each that has deleted messages.
 
         last_step: later files are not merged.
@@ -237,14 +239,14 @@ class FinalTable:
                     yield [file]
 
     def _rewrite(
-        self, group: Sequence[_NamedFile], stored: Mapping[int, StoredFile], rows: pa.Table, live: LiveState
+        self, group: Sequence[NamedFile], stored: Mapping[int, StoredFile], rows: pa.Table, live: LiveState
     ) -> _Rewrite | None:
         """Write the messages of these files that are not deleted to a new file. None: they stay as they are."""
         parts = list[pa.Table]()
         for file in group:
             try:
                 part = _read_kept_messages(self._files, file, live)
-            except _READ_ERRORS as error:
+            except READ_ERRORS as error:
                 self._damaged.add(file.file_id)
                 self._full.add(file.file_id)
                 log.warning("%s is not rewritten: %s", file.name, " ".join(str(error).split()))
@@ -253,22 +255,25 @@ class FinalTable:
                 break
             parts.append(part)
         replaced = group[: len(parts)]
-        if len(parts) < 2 and not any(_is_cut(file, stored) for file in replaced):
+        needs_rewrite = self._compaction.is_chosen(replaced) or any(_is_cut(file, stored) for file in replaced)
+        if len(parts) < 2 and not needs_rewrite:
             self._full.update(file.file_id for file in replaced)
             return None
         messages = pa.concat_tables(parts).sort_by([("partition", "ascending"), ("offset", "ascending")])
+        messages, compacted_ms = self._compaction.clean(replaced, messages, live)
         ranges = _find_ranges(rows, replaced)
         oldest_ms = min(stored[file.file_id].modified_ms for file in replaced)
         files = []
         if messages.num_rows:
             topic, file_id = replaced[0].topic, FINAL_FILES | self._new_file_id()
             written = write_final_file(
-                self._files, self._leftovers, topic, messages, file_id, self._crash_point, oldest_ms
+                self._files, self._leftovers, topic, messages, file_id, self._crash_point, oldest_ms, compacted_ms
             )
             files.append(written)
         described = describe_ranges(_cut_ranges(ranges, live), messages if messages.num_rows else None)
         record = RangesFinalized(replaced[0].topic_id, replaced[0].topic, files, described)
-        return _Rewrite(replaced, ranges, record)
+        is_cleaned = pc.any(pc.equal(messages.column("ttl_ms"), SUPERSEDED)).as_py() or False
+        return _Rewrite(replaced, ranges, record, is_cleaned)
 
     def _swap_rows(self, segments: TableHandle, rewrites: Sequence[_Rewrite]) -> bool:
         """Let `segments` name the new files. Return whether it was changed."""
@@ -281,7 +286,9 @@ class FinalTable:
             new = [row for each in chosen for row in build_final_rows(each.replaced[-1].step, each.record, kind)]
             ids = [file.file_id for each in chosen for file in each.replaced]
             find_sources = partial(points_at_files, file_ids=ids) if kind == FINAL else None
-            blocked = self._change_rows(segments, replaced, SEGMENTS.table(new), find_sources, segments.floor())
+            cleaned = [file.file_id for each in chosen if each.is_cleaned for file in each.record.files]
+            finals, floor = SEGMENTS.table(new), segments.floor()
+            blocked = self._change_rows(segments, replaced, finals, find_sources, floor, cleaned)
             if blocked:
                 log.error(
                     "TABLE_DAMAGED: segments and final_messages differ in step %d. Run lakemq doctor.", min(blocked)
@@ -326,6 +333,7 @@ class FinalTable:
         finals: pa.Table,
         find_sources: Callable[[pa.Table], Mask] | None,
         floor: int,
+        cleaned: Sequence[int] = (),
     ) -> list[int]:
         """Replace rows of final ranges, and let data rows name their files, in one commit.
 
@@ -333,6 +341,7 @@ class FinalTable:
             replaced, finals: the rows that go and those that come instead.
             find_sources: returns which data rows have the messages of `finals`. None: no data row is changed.
             floor: no reader begins at an older step.
+            cleaned: files that may have superseded messages.
 
         Returns:
             Steps of `finals` whose messages are not those of the data rows. Then nothing is changed.
@@ -366,7 +375,8 @@ class FinalTable:
         if blocked:
             return blocked
         if moved:
-            new_rows.append(coalesce_segments(pa.concat_tables(moved), floor, read_log_bounds(segments)))
+            marked = _mark_cleaned(pa.concat_tables(moved), cleaned)
+            new_rows.append(coalesce_segments(marked, floor, read_log_bounds(segments)))
         added = write_merged_file(self._files, self._leftovers, SEGMENTS, pa.concat_tables(new_rows), stored)
         floor = max(floor, segments.floor())
         segments.replace_at(segments.version, added, stored, segments.last_step() or None, floor or None)
@@ -422,13 +432,21 @@ def _mask_published(rows: pa.Table, ranges: pa.Table) -> Mask:
     return is_near & (rows.column("file_id").fill_null(FINAL_FILES).to_numpy() < FINAL_FILES)
 
 
+def _mark_cleaned(rows: pa.Table, cleaned: Sequence[int]) -> pa.Table:
+    """Return data rows that say of these files that messages may be superseded. Where some may expire, that says it."""
+    is_cleaned = pc.is_in(rows.column("file_id"), pa.array(cleaned, pa.int64()))
+    is_marked = pc.and_(is_cleaned, rows.column("ttl_from_ms").is_null())
+    ttl_ms = pc.if_else(is_marked, pa.scalar(SUPERSEDED, pa.int64()), rows.column("ttl_ms"))
+    return rows.set_column(rows.schema.get_field_index("ttl_ms"), "ttl_ms", ttl_ms)
+
+
 def _number_partitions(rows: pa.Table) -> Numbers:
     """Return a number per row that stands for its topic and partition."""
     numbers: Numbers = (rows.column("topic_id").to_numpy() << 32) + rows.column("partition").to_numpy()
     return numbers
 
 
-def _is_cut(file: _NamedFile, stored: Mapping[int, StoredFile]) -> bool:
+def _is_cut(file: NamedFile, stored: Mapping[int, StoredFile]) -> bool:
     """Return whether a file of the table has messages that are deleted."""
     return file.file_id in stored and file.record_count != stored[file.file_id].record_count
 
@@ -465,14 +483,14 @@ def _read_named_rows(segments: TableHandle, live: LiveState) -> pa.Table:
     return rows.sort_by([(name, "ascending") for name in ("topic_id", "step", "partition", "base_offset")])
 
 
-def list_named_files(rows: pa.Table) -> list[_NamedFile]:
+def list_named_files(rows: pa.Table) -> list[NamedFile]:
     """Return the files by topic and step."""
     named = rows.filter(pc.field("file_id").is_valid()).group_by("file_id", use_threads=False)
     firsts = [(name, "first") for name in ("topic_id", "topic", "step", "footer_hash", "kind")]
     files = named.aggregate([*firsts, ("record_count", "sum")])
     files = files.sort_by([("topic_id_first", "ascending"), ("step_first", "ascending")])  # grouping keeps no order
     names = ["file_id", *(f"{name}_first" for name, _ in firsts), "record_count_sum"]
-    return [_NamedFile(*values) for values in _list_tuples(files, names)]
+    return [NamedFile(*values) for values in _list_tuples(files, names)]
 
 
 def _count_whole_rows(rows: pa.Table, live: LiveState) -> pa.Table:
@@ -482,7 +500,7 @@ def _count_whole_rows(rows: pa.Table, live: LiveState) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("record_count"), "record_count", pa.array(counts))
 
 
-def _find_ranges(rows: pa.Table, replaced: Sequence[_NamedFile]) -> pa.Table:
+def _find_ranges(rows: pa.Table, replaced: Sequence[NamedFile]) -> pa.Table:
     """Return the rows that name these files, and those without a file that lie between them."""
     rows = rows.filter(pc.field("topic_id") == replaced[0].topic_id)
     is_named = pc.is_in(rows.column("file_id"), pa.array([file.file_id for file in replaced], pa.int64()))
@@ -508,7 +526,7 @@ def _cut_ranges(ranges: pa.Table, live: LiveState) -> pa.Table:
     return ranges.set_column(ranges.schema.get_field_index("base_offset"), "base_offset", pa.array(bases))
 
 
-def _read_kept_messages(files: Files, file: _NamedFile, live: LiveState) -> pa.Table:
+def _read_kept_messages(files: Files, file: NamedFile, live: LiveState) -> pa.Table:
     """Return the messages of a file that are not deleted. Raises OSError, ValueError, ArrowException."""
     with files.open_input(file.name) as source:
         footer = read_footer(source)
@@ -530,7 +548,7 @@ def find_damaged_files(files: Files, segments: TableHandle, live: LiveState) -> 
     return damaged
 
 
-def _find_file(files: Files, file: _NamedFile) -> tuple[NewFile, bool] | None:
+def _find_file(files: Files, file: NamedFile) -> tuple[NewFile, bool] | None:
     """Return the file for a commit, and whether it was rewritten.
 
     None, with a line in the log, if it is not there as it was written.
@@ -569,7 +587,7 @@ def _order_by_time(files: Iterable[NewFile], live_files: Iterable[StoredFile]) -
     return ordered
 
 
-def _read_metadata(files: Files, file: _NamedFile) -> tuple[int, pq.FileMetaData]:
+def _read_metadata(files: Files, file: NamedFile) -> tuple[int, pq.FileMetaData]:
     """Return the size of a file and its footer. Raises FileNotFoundError, ValueError: another file, or none."""
     with files.open_input(file.name) as source:
         footer = read_footer(source)

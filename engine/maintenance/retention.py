@@ -94,7 +94,11 @@ def find_outgrown(store: Store, topics: Mapping[int, Topic], now_ms: int) -> lis
     Raises:
         FileNotFoundError: a table was merged meanwhile.
     """
-    filled = [topics[i] for i in sorted(topics) if (topics[i].high_watermarks > topics[i].log_starts).any()]
+    filled = [
+        topics[i]
+        for i in sorted(topics)
+        if (topics[i].high_watermarks > topics[i].log_starts).any() and "delete" in topics[i].setting("cleanup.policy")
+    ]
     aging = [topic for topic in filled if topic.setting("retention.ms") >= 0]
     bounded = [topic for topic in filled if topic.setting("retention.bytes") >= 0]
     if not aging and not bounded:

@@ -311,6 +311,7 @@ def build_limits(config: EngineConfig) -> Limits:
         offsets_retention_ms=config.ms("offsets.retention.ms"),
         topic_defaults=config.topic_defaults,
         group_defaults=config.group_defaults,
+        makes_final=config.ms("final.interval.ms") > 0,
     )
 
 

@@ -116,7 +116,8 @@ class Parameter:
         elif isinstance(self.default, tuple):
             value = self._whole_numbers(raw)
         else:
-            value = raw if isinstance(raw, str) and self._is_text(raw) else None
+            text = str(raw) if self.pattern and type(raw) in (int, float) else raw
+            value = text if isinstance(text, str) and self._is_text(text) else None
         if value is None:
             raise InvalidConfig(
                 f"{self.name} is not valid.", found="None" if raw is None else raw, expected=self.expected
@@ -211,7 +212,30 @@ TOPIC = Parameters(
             False,
             "Whether messages stay, whatever their age and size, until groups with committed offsets have read them.",
         ),
-        Parameter("cleanup.policy", "delete", "What happens to old messages.", choices=("delete",)),
+        Parameter(
+            "cleanup.policy",
+            "delete",
+            "What happens to old messages: delete, by retention.ms and retention.bytes; compact, only the newest of "
+            "each key stays, which needs final.interval.ms.",
+            choices=("delete", "compact", "compact,delete"),
+        ),
+        Parameter(
+            "min.compaction.lag.ms", 0, "How old messages are before compaction, by their timestamps.", 0, _MAX_MS
+        ),
+        Parameter(
+            "delete.retention.ms",
+            86_400_000,
+            "How long a tombstone stays after compaction has removed the older messages of its key.",
+            0,
+            _MAX_MS,
+        ),
+        Parameter(
+            "min.cleanable.dirty.ratio",
+            "0.5",
+            "Share of a topic's bytes, from 0 to 1, that must be new since the last compaction.",
+            pattern=r"0|0\.[0-9]{1,6}|1|1\.0",
+            example="0.5",
+        ),
         Parameter(
             "ttl.ms",
             -1,

@@ -27,6 +27,8 @@ nanoseconds. A time of our centuries in seconds is 1.8 s after 1970 in nanosecon
 """
 MAX_TTL_MS = 100 * 365 * 86_400_000
 """A hundred years, so that the time of expiry is always a valid timestamp."""
+SUPERSEDED = -1
+"""The time to live of messages that compaction has emptied, and of segments that may have such messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,11 @@ class FinalMessageRow:
     source_offset: int | None = column(INT64, "Dead letters: offset in the source.", nullable=True)
     decided_at: Any = column(TIME, "If origin is not publish: the time of its step.", nullable=True)
     expires_at: Any = column(TIME, "When its time to live ends, or null.", nullable=True)
-    ttl_ms: int | None = column(INT64, "Its time to live, or null.", nullable=True)
+    ttl_ms: int | None = column(
+        INT64,
+        "Its time to live, or null. -1: compaction has emptied the message, and no reader shows it.",
+        nullable=True,
+    )
 
 
 FINAL_MESSAGES = TableSpec(

@@ -126,7 +126,11 @@ class SegmentRow:
     ttl_from_ms: int | None = column(
         INT64, "If messages may expire: the time of its step, from which their time to live counts.", nullable=True
     )
-    ttl_ms: int | None = column(INT64, "The time to live of messages that have none of their own.", nullable=True)
+    ttl_ms: int | None = column(
+        INT64,
+        "The time to live of messages that have none of their own. -1: none, and compaction may have emptied some.",
+        nullable=True,
+    )
     producer_id: int | None = column(INT64, "The idempotent producer.", nullable=True)
     producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
     base_sequence: int | None = column(INT64, "Its sequence number of the first row.", nullable=True)

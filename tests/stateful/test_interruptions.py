@@ -10,14 +10,14 @@ import pytest
 from faults.processes import MERGING_POINTS
 from faulty_files import FaultyFiles
 from stateful.player import Player
-from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GRACE_MS, Background, Killed, World
+from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, FINAL_MS, GRACE_MS, Background, Killed, World
 from targets import extended_but, nightly_but
 
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.producers import InitProducer
-from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords, TopicRef
-from lakemq.tables.specs.messages import FINAL_FILES, MESSAGES, file_stem
+from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, TopicRef
+from lakemq.tables.specs.messages import BODY_SCHEMA, FINAL_FILES, MESSAGES, file_stem
 from lakemq.tables.specs.topics import SEGMENTS
 
 pytestmark = pytest.mark.slow
@@ -97,6 +97,63 @@ def test_stream_of_final_messages_finds_its_last_batch_however_late(player: Play
     publish_final(2)
     assert not set(list_entries()) & set(of_messages)
     player.world.check_final_messages()
+
+
+LATE_POINTS = ("finalizing.segments_switched", "finalizing.files_rewritten", "finalizing.segments_swapped")
+"""Points that come when readers know of the final messages."""
+
+
+def go_on(player: Player, point: str) -> None:
+    """Do everything that passes the point."""
+    if point == "sequencer.elected":
+        player.background.alive = False
+        player.new_leader()
+    elif point == "sequencer.resigned":
+        player.leader.resign()
+    for _ in range(12):
+        if point.startswith("finalizing."):
+            player.publish()
+        if point in LATE_POINTS:
+            player.world.pass_time(player.leader)
+        player.step()
+        player.background.run()
+        player.world.clock.sleep(FINAL_MS)
+
+
+@pytest.mark.parametrize("point", LATE_POINTS[1:])
+def test_sequencer_killed_while_it_compacts_keeps_the_newest_message(
+    player: Player, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """All messages have one key, and no files are merged."""
+    body = player.world.body
+    key = BODY_SCHEMA.get_field_index("key")
+    monkeypatch.setattr(
+        player.world,
+        "body",
+        lambda values: body(values).set_column(key, BODY_SCHEMA.field("key"), [[b"k"] * len(values)]),
+    )
+    player.world.reconfigure({"compact.min.files": 1000})
+    player.new_leader()
+    player.ask(AlterTopic("t", {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}))
+    player.step()
+    player.world.doomed = point
+    with pytest.raises(Killed):
+        go_on(player, point)
+    player.world.remember_steps()
+    shown = player.read()
+    assert shown
+    assert set(shown) <= set(player.all_published())
+    player.new_leader()
+    for _ in range(3):
+        player.publish()
+        player.step()
+        player.background.run()
+        assert player.read()[-1] == player.all_published()[-1]
+    player.leader.resign()
+    player.world.remember_steps()
+    for _ in range(3):
+        player.world.finalize()
+    assert player.read() == player.all_published()[-1:]
 
 
 def assert_segments_find_their_files(player: Player) -> None:

@@ -44,7 +44,8 @@ def test_a_good_value(key: str, value: Any, parsed: Any) -> None:
         ("retention.ms", True),
         ("retention.ms", None),
         ("max.message.bytes", 0),
-        ("cleanup.policy", "compact"),
+        ("cleanup.policy", "compress"),
+        ("min.cleanable.dirty.ratio", 1.5),
         ("delay.levels", "5s 10x"),
         ("delay.levels", 5),
         ("retention.waits.for.groups", 1),
@@ -72,7 +73,7 @@ def test_an_unknown_key_is_answered_with_the_likely_one() -> None:
         ("min.insync.replicas", "the store takes care of it"),
         ("segment.bytes", "no log segments"),
         ("acks", "acks=all"),
-        ("min.compaction.lag.ms", "no compacted topics"),
+        ("max.compaction.lag.ms", "min.cleanable.dirty.ratio of a topic"),
         ("num.partitions", "when a topic is created"),
     ],
 )

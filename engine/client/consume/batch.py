@@ -332,8 +332,8 @@ def take_first(stretches: Sequence[Stretch], count: int) -> list[Stretch]:
 
 
 def find_message_spans(parts: Sequence[FetchResult], tp: TopicPartition) -> tuple[Spans, Spans]:
-    """Return the offsets of a partition that hold messages, and those whose messages have expired."""
-    spans, expired = Spans(), Spans()
+    """Return the offsets of a partition whose messages are shown, and those whose messages have expired."""
+    spans, expired, superseded = Spans(), Spans(), Spans()
     for part in parts:
         if part.plan.topic == tp[0]:
             segments = part.plan.segments
@@ -341,8 +341,8 @@ def find_message_spans(parts: Sequence[FetchResult], tp: TopicPartition) -> tupl
             for partition, first, count in zip(*columns, strict=True):
                 if partition == tp[1]:
                     spans.add(first, first + count)
-            expired = Spans(group_into_spans(part.expired.get(tp[1], ())))
-    for span in expired:
+            expired, superseded = (Spans(group_into_spans(offsets.get(tp[1], ()))) for offsets in part.hidden)
+    for span in chain(expired, superseded):
         spans.remove(*span)
     return spans, expired
 

@@ -25,7 +25,8 @@ from .rows import (
     RowGroupCache,
     append_cause_headers,
     count_up_per_row,
-    mask_expired_messages,
+    mask_expirable_segments,
+    mask_hidden_messages,
     read_sources,
 )
 
@@ -50,7 +51,7 @@ _NO_TIME = -1
 
 
 def fetch_arrow(files: Files, plan: FetchPlan, cache: RowGroupCache | None = None) -> pa.Table:
-    """Return all messages of the plan that have not expired, by partition and offset (FETCHED).
+    """Return all messages of the plan that are shown, by partition and offset (FETCHED).
 
     Args:
         files: the data files.
@@ -96,7 +97,7 @@ def _index_messages(sources: Sequence[RangeRows], plan: FetchPlan) -> tuple[pa.T
 
 
 def _build_messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.Table:
-    """Return the messages (FETCHED) without expired ones. rows: of these segments of the plan, in order."""
+    """Return the messages (FETCHED) that are shown. rows: of these segments of the plan, in order."""
     counts = segments.column("record_count").to_numpy()
     timestamps, timestamp_types = rows.column("timestamp"), np.zeros(rows.num_rows, np.int32)
     if segments.column("append_time_ms").null_count < segments.num_rows:
@@ -119,9 +120,9 @@ def _build_messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.T
         headers,
     ]
     table = pa.table(columns, schema=FETCHED)
-    if plan.now_ms is None or segments.column("ttl_from_ms").null_count == segments.num_rows:
+    if not mask_expirable_segments(plan.now_ms, segments).any():
         return table
-    return table.filter(pa.array(~mask_expired_messages(plan.now_ms, segments, rows)))
+    return table.filter(pa.array(~mask_hidden_messages(plan.now_ms, segments, rows)))
 
 
 def find_first_at_or_after(files: Files, plan: FetchPlan, time_us: int) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ Rows of docs/architecture.md: fetch 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -29,7 +29,14 @@ from ..schemas import SchemaRule
 from ..tracing import API, open_span
 from .arrow import append_parsed, fetch_arrow
 from .plan import FetchPlan
-from .rows import RowGroupCache, count_up_per_row, find_expired_offsets, read_in_pieces, segment_index_per_row
+from .rows import (
+    HiddenOffsets,
+    RowGroupCache,
+    count_up_per_row,
+    find_hidden_offsets,
+    read_in_pieces,
+    segment_index_per_row,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -119,37 +126,37 @@ class FetchResult(ProcessBound):
 
     @property
     def record_count(self) -> int:
-        """The number of messages. It is known without reading, unless messages may have expired."""
-        return self.plan.record_count - sum(map(len, self.expired.values()))
+        """The number of messages. It is known without reading, unless some may have expired or be superseded."""
+        return self.plan.record_count - self.hidden.total
 
     @cached_property
-    def expired(self) -> Mapping[int, npt.NDArray[np.int64]]:
-        """Partition -> offsets of messages that have expired and are not shown.
+    def hidden(self) -> HiddenOffsets:
+        """The offsets of messages that are not shown.
 
         If that cannot be read, it is empty, and from then on all messages are shown. Reading them raises the error, if
         there is still one.
         """
         if not self.plan.expirable.num_rows:
-            return {}
+            return HiddenOffsets({}, {})
         try:
             return self._read_or_replan(
-                self.plan, lambda plan: find_expired_offsets(self._namespace.files, plan, self._cache)
+                self.plan, lambda plan: find_hidden_offsets(self._namespace.files, plan, self._cache)
             )
         except FileTruncated:
             # The files may be readable a moment later. A message that is not listed here must then be shown.
             self.plan = replace(self.plan, now_ms=None)
-            return {}
+            return HiddenOffsets({}, {})
 
     def offsets(self) -> dict[int, npt.NDArray[np.int64]]:
-        """Return partition -> the ascending offsets of its messages, without those that have expired."""
+        """Return partition -> the ascending offsets of its messages, without those that are not shown."""
         segments = self.plan.segments
         offsets = count_up_per_row(segments, segments.column("base_offset").to_numpy())
         partitions = segments.column("partition").to_numpy()[segment_index_per_row(segments)]
         by_partition = {partition: offsets[partitions == partition] for partition in np.unique(partitions).tolist()}
-        return {
-            partition: np.setdiff1d(numbers, self.expired[partition]) if partition in self.expired else numbers
-            for partition, numbers in by_partition.items()
-        }
+        for hidden in self.hidden:
+            for partition, numbers in hidden.items():
+                by_partition[partition] = np.setdiff1d(by_partition[partition], numbers)
+        return by_partition
 
     def to_arrow(self, progress: bool = False) -> pa.Table:
         """Return all messages by partition and offset, with the columns of Spark's Kafka source, and `parsed` if asked.

@@ -1,7 +1,7 @@
 """The plan of a fetch and its rows, which are read once per file for all ranges of the plan.
 
 Rows come from the newest steps if they have them, else from their files. They are read whole or in pieces of bounded
-size, and expired messages are found among them. Rows of docs/architecture.md: fetch 5.
+size, and messages that are not shown are found among them. Rows of docs/architecture.md: fetch 5.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.messages import FINAL_FILES, HEADERS, file_stem
+from lakemq.tables.specs.messages import FINAL_FILES, HEADERS, SUPERSEDED, file_stem
 from lakemq.tables.storage.native_calls import NATIVE_CALLS, Workers
 from lakemq.tables.storage.object_stores.files import Files
 
@@ -93,7 +93,7 @@ class FetchPlan:
         segments: row ranges of data files (PLAN_SCHEMA), by partition and offset.
         ranges: the offsets that were asked for.
         step_rows: rows of the segments that are in steps, and may not be in a data file yet.
-        now_ms: messages that have expired by this time are not shown; None: all are shown.
+        now_ms: messages that have expired by this time are not shown; None: expired ones are shown.
     """
 
     topic: str
@@ -107,14 +107,12 @@ class FetchPlan:
 
     @property
     def expirable(self) -> pa.Table:
-        """The segments that have messages with a time to live."""
-        if self.now_ms is None:
-            return self.segments.slice(0, 0)
-        return self.segments.filter(pc.is_valid(self.segments.column("ttl_from_ms")))
+        """The segments that may have messages which are not shown: expired or superseded ones."""
+        return self.segments.filter(pa.array(mask_expirable_segments(self.now_ms, self.segments)))
 
     @property
     def record_count(self) -> int:
-        """The number of messages, including those that have expired."""
+        """The number of messages, including those that have expired or are superseded."""
         return sum(self.segments.column("record_count").to_pylist())
 
 
@@ -133,7 +131,7 @@ class RangeRows:
     """Rows that were read, and where in them some ranges of the plan begin.
 
     Attributes:
-        rows: key, value, timestamp, headers; also ttl_ms if messages of the plan may have expired.
+        rows: key, value, timestamp, headers; also ttl_ms if messages of the plan may not be shown.
         ranges: indices of the ranges in the plan.
         begin: for each of these ranges, the index in `rows` of its first row.
     """
@@ -332,7 +330,8 @@ def _misplaced_error(file_id: int) -> FileTruncated:
     return FileTruncated(f"Data file {file_stem(file_id)} is damaged: its rows are not where they were.")
 
 
-# Find the messages of a plan that have expired. The time of the plan decides, whenever it is read.
+# Find the messages of a plan that are not shown. The time of the plan decides which have expired, whenever it is read.
+# Compaction has emptied superseded ones, whatever the time is.
 
 
 Mask = npt.NDArray[np.bool_]
@@ -340,42 +339,72 @@ Mask = npt.NDArray[np.bool_]
 _NEVER = np.iinfo(np.int64).max
 
 
-def mask_expired_messages(now_ms: int, segments: pa.Table, rows: pa.Table) -> Mask:
-    """Return a mask of the messages of these segments that have expired.
+def mask_expirable_segments(now_ms: int | None, segments: pa.Table) -> Mask:
+    """Return which segments may have messages that are not shown at this time; None: expired messages are shown."""
+    mask: Mask = pc.is_valid(pc.coalesce(segments.column("ttl_from_ms"), segments.column("ttl_ms"))).to_numpy()
+    return mask if now_ms is not None else mask & (segments.column("file_id").to_numpy() >= FINAL_FILES)
+
+
+def mask_superseded_messages(rows: pa.Table) -> Mask:
+    """Return which rows compaction has emptied. rows: with a column `ttl_ms`."""
+    mask: Mask = pc.equal(rows.column("ttl_ms"), SUPERSEDED).fill_null(False).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def mask_hidden_messages(now_ms: int | None, segments: pa.Table, rows: pa.Table) -> Mask:
+    """Return a mask of the messages of these segments that have expired or are superseded.
 
     A message lives for its own `ttl_ms`, else for that of its segment; without either it never expires.
 
     Args:
-        now_ms: the time that decides.
+        now_ms: the time that decides; None: expired messages are shown.
         segments: columns `ttl_from_ms`, `ttl_ms` and `record_count`.
         rows: of the messages in order, with a column `ttl_ms`.
     """
+    superseded = mask_superseded_messages(rows)
+    if now_ms is None:
+        return superseded
     since_ms = segments.column("ttl_from_ms")
     segment_indices = pa.array(segment_index_per_row(segments))
     ttl_ms = pc.coalesce(rows.column("ttl_ms"), segments.column("ttl_ms").take(segment_indices))
     ends_ms = pc.fill_null(pc.add(since_ms.take(segment_indices), ttl_ms), _NEVER)
-    mask: Mask = ends_ms.to_numpy() <= now_ms
+    mask: Mask = superseded | (ends_ms.to_numpy() <= now_ms)
     return mask
 
 
-def find_expired_offsets(files: Files, plan: FetchPlan, cache: RowGroupCache | None = None) -> dict[int, Numbers]:
-    """Return partition -> offsets of the plan whose messages have expired, in no order. Raises FileTruncated."""
-    if plan.now_ms is None:
-        return {}
+class HiddenOffsets(NamedTuple):
+    """Partition -> offsets of a plan that are not shown, in no order: of expired, and of superseded messages."""
+
+    expired: dict[int, Numbers]
+    superseded: dict[int, Numbers]
+
+    @property
+    def total(self) -> int:
+        return sum(len(offsets) for by_partition in self for offsets in by_partition.values())
+
+
+def find_hidden_offsets(files: Files, plan: FetchPlan, cache: RowGroupCache | None = None) -> HiddenOffsets:
+    """Return the offsets of the plan whose messages are not shown. Raises FileTruncated."""
     segments = plan.expirable
-    offsets_by_partition: dict[int, list[Numbers]] = {}
+    places: list[tuple[Numbers, Numbers, Mask]] = []
     for source in read_sources(files, replace(plan, segments=segments), cache):
         source_segments = segments.take(pa.array(source.ranges))
-        index = pa.array(count_up_per_row(source_segments, source.begin))
-        is_expired = mask_expired_messages(plan.now_ms, source_segments, source.rows.select(["ttl_ms"]).take(index))
-        if is_expired.any():
-            segment_indices = segment_index_per_row(source_segments)[is_expired]
+        rows = source.rows.select([_TTL]).take(pa.array(count_up_per_row(source_segments, source.begin)))
+        is_hidden = mask_hidden_messages(plan.now_ms, source_segments, rows)
+        if is_hidden.any():
+            segment_indices = segment_index_per_row(source_segments)[is_hidden]
             partitions = source_segments.column("partition").to_numpy()[segment_indices]
             base_offsets = source_segments.column("base_offset").to_numpy()
-            offsets = count_up_per_row(source_segments, base_offsets)[is_expired]
-            for partition in np.unique(partitions).tolist():
-                offsets_by_partition.setdefault(partition, []).append(offsets[partitions == partition])
-    return {partition: np.concatenate(parts) for partition, parts in offsets_by_partition.items()}
+            offsets = count_up_per_row(source_segments, base_offsets)[is_hidden]
+            places.append((partitions, offsets, mask_superseded_messages(rows)[is_hidden]))
+    if not places:
+        return HiddenOffsets({}, {})
+    partitions, offsets, is_superseded = map(np.concatenate, zip(*places, strict=True))
+    expired, superseded = (
+        {partition: offsets[mask & (partitions == partition)] for partition in np.unique(partitions[mask]).tolist()}
+        for mask in (~is_superseded, is_superseded)
+    )
+    return HiddenOffsets(expired, superseded)
 
 
 # A fetch in pieces of bounded size, for callers that pass messages on instead of keeping them.

@@ -111,7 +111,9 @@ def _read_final_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan
         in_range = F.expr("m.partition = r.partition AND m.offset BETWEEN r.first AND r.last")
         messages = messages.where(f"offset BETWEEN {first} AND {last}").join(ranges, in_range)
     if plan.expirable.num_rows:
-        messages = messages.where(f"coalesce(m.expires_at > timestamp_millis({plan.now_ms}), true)")
+        messages = messages.where("coalesce(m.ttl_ms, 0) >= 0")
+        if plan.now_ms is not None:
+            messages = messages.where(f"coalesce(m.expires_at > timestamp_millis({plan.now_ms}), true)")
     return messages.selectExpr("m.key", "m.value", f"'{plan.topic}' AS topic", *_FINAL_COLUMNS)
 
 

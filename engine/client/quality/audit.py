@@ -83,6 +83,10 @@ RELATIONS = {
         SELECT topic, partition, producer_id, producer_epoch, transactional, count(*) AS messages
         FROM log_committed GROUP BY ALL""",
     "shown_in_log": "SELECT topic, partition, count(*) AS messages FROM log GROUP BY ALL",
+    # messages that compaction has emptied, which the views leave out
+    "emptied": """
+        SELECT topic, partition, count(*) AS messages FROM final_messages
+        WHERE ttl_ms = -1 AND step <= (SELECT max(step) FROM segments WHERE kind = 'final') GROUP BY ALL""",
     "delays": """
         SELECT *, coalesce(len(cancelled_rows), 0) AS passed_over,
                coalesce(len(list_filter(cancelled_rows, lambda nth: nth < released_count)), 0) AS passed_over_before
@@ -194,7 +198,9 @@ WITH visible AS (
   WHERE s.kind = 'data' AND (NOT s.transactional OR s.outcome = 'COMMIT')
     AND (o.open_from IS NULL OR s.base_offset < o.open_from)
   GROUP BY ALL
-), seen AS (SELECT topic, partition, sum(messages) AS messages FROM shown GROUP BY ALL)
+), seen AS (
+  SELECT topic, partition, sum(messages) AS messages
+  FROM (SELECT topic, partition, messages FROM shown UNION ALL SELECT * FROM emptied) GROUP BY ALL)
 SELECT topic, partition, CAST(coalesce(s.messages, 0) - coalesce(v.messages, 0) AS BIGINT) AS shown_too_many
 FROM {batch} LEFT JOIN visible v USING (topic, partition) LEFT JOIN seen s USING (topic, partition)
 WHERE coalesce(s.messages, 0) <> coalesce(v.messages, 0) ORDER BY ALL"""
@@ -202,9 +208,10 @@ WHERE coalesce(s.messages, 0) <> coalesce(v.messages, 0) ORDER BY ALL"""
 _MESSAGES_TOO_MANY = """
 WITH marked AS (SELECT topic, partition, sum(span) AS markers FROM spans WHERE kind <> 'data' GROUP BY ALL)
 SELECT topic, partition,
-       CAST(coalesce(v.messages, 0) - (high_watermark - log_start - coalesce(m.markers, 0)) AS BIGINT)
-         AS messages_too_many
+       CAST(coalesce(v.messages, 0) + coalesce(e.messages, 0)
+            - (high_watermark - log_start - coalesce(m.markers, 0)) AS BIGINT) AS messages_too_many
 FROM {batch} LEFT JOIN marked m USING (topic, partition) LEFT JOIN shown_in_log v USING (topic, partition)
+LEFT JOIN emptied e USING (topic, partition)
 WHERE messages_too_many <> 0 ORDER BY ALL"""
 
 _UNACCOUNTED = """

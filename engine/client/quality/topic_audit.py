@@ -63,7 +63,7 @@ def select_messages(
     query, version = f"SELECT * FROM `{database_name(namespace.path)}`.{table}", None
     if table == FINAL_MESSAGES.name:
         version = namespace.store.open(FINAL_MESSAGES).version
-        query += f" VERSION AS OF {version} WHERE topic_id = {topic.topic_id}"
+        query += f" VERSION AS OF {version} WHERE topic_id = {topic.topic_id} AND coalesce(ttl_ms, 0) >= 0"
     rows = spark.sql(query).where(F.col("topic") == topic.topic)
     if offsets is not None:
         rows = rows.where(_within(offsets))

@@ -183,7 +183,7 @@ def arrange_few(copies: Sequence[Copy], body: FewBody, requested: Sequence[int] 
     measures = _measure_rows(body)
     for number, copy in enumerate(copies):
         partitions, partition_due = _choose_partitions(copy, body.keys, requested, start), None
-        _reject_bad_rows(measures, partitions, copy.max_message_bytes)
+        _reject_bad_rows(measures, partitions, copy)
         partitions, copy_reasons = _reject_misfits(copy, body, partitions)
         reasons.append(copy_reasons)
         if body.delays is not None:
@@ -266,12 +266,14 @@ def _measure_rows(body: FewBody) -> dict[str, Sequence[int]]:
         measures["keyless_headers"] = [sum(name is None for name, _ in headers or ()) for headers in body.headers]
     if body.ttls_ms is not None:
         measures["ttl_ms"] = [ttl_ms or 0 for ttl_ms in body.ttls_ms]
+    if None in body.keys:
+        measures["lacks_key"] = [int(key is None) for key in body.keys]
     return measures
 
 
-def _reject_bad_rows(measures: Mapping[str, Sequence[int]], partition: list[int], max_bytes: int) -> None:
+def _reject_bad_rows(measures: Mapping[str, Sequence[int]], partition: list[int], copy: Copy) -> None:
     """Set a negative number for every row that breaks a row limit."""
-    for rejection, name, least, most in build_row_limits(max_bytes):
+    for rejection, name, least, most in build_row_limits(copy.max_message_bytes, copy.needs_key):
         measure = measures.get(name)
         if not measure or (least <= min(measure) and max(measure) <= most):
             continue

@@ -94,6 +94,7 @@ REJECTIONS: tuple[tuple[str, str], ...] = (
     ("INVALID_TIMESTAMP", "The timestamp looks like seconds. Expected epoch milliseconds, or a time after March 1973."),
     ("INVALID_RECORD", "A header has no key."),
     ("INVALID_RECORD", "The time to live is negative, or more than a hundred years."),
+    ("INVALID_RECORD", "The message has no key. Expected one, because the topic's cleanup.policy has compact."),
     ("INVALID_TIMESTAMP", "The time of delivery is before 1970 or after 9999."),
     ("INVALID_TIMESTAMP", "The delay is negative."),
     ("DELAY_TOO_LONG", "The delay is longer than the last of the topic's delay.levels."),
@@ -113,20 +114,22 @@ NO_SUCH_PARTITION = -2
 RequestedPartitions: TypeAlias = "npt.NDArray[np.int64] | Sequence[int] | None"
 """Explicit partitions per row, -1 for none; FIRST_FAILED and below for failed expectations; None: no row has one."""
 
-UNKNOWN, TOO_LARGE, BAD_TIME, TIME_IN_SECONDS, BAD_HEADER, BAD_TTL, *_BAD_DELAYS = range(-1, -1 - len(REJECTIONS), -1)
+UNKNOWN, TOO_LARGE, BAD_TIME, TIME_IN_SECONDS, BAD_HEADER, BAD_TTL, NO_KEY, *_BAD_DELAYS = range(
+    -1, -1 - len(REJECTIONS), -1
+)
 
 
 class RowLimit(NamedTuple):
     """Bounds of a measure of a row, both allowed. A row outside has this rejection."""
 
     rejection: int
-    measure: Literal["timestamp_us", "like_seconds", "message_bytes", "keyless_headers", "ttl_ms"]
+    measure: Literal["timestamp_us", "like_seconds", "message_bytes", "keyless_headers", "ttl_ms", "lacks_key"]
     least: int
     most: int
 
 
 @lru_cache
-def build_row_limits(max_message_bytes: int) -> tuple[RowLimit, ...]:
+def build_row_limits(max_message_bytes: int, needs_key: bool) -> tuple[RowLimit, ...]:
     """Return the limits that every form of rows checks. If a row breaks several, the last counts."""
     return (
         RowLimit(BAD_TIME, "timestamp_us", MIN_TIMESTAMP_US, MAX_TIMESTAMP_US),
@@ -134,11 +137,12 @@ def build_row_limits(max_message_bytes: int) -> tuple[RowLimit, ...]:
         RowLimit(TOO_LARGE, "message_bytes", 0, max_message_bytes),
         RowLimit(BAD_HEADER, "keyless_headers", 0, 0),
         RowLimit(BAD_TTL, "ttl_ms", 0, MAX_TTL_MS),
+        RowLimit(NO_KEY, "lacks_key", 0, 0 if needs_key else 1),
     )
 
 
 class Copy(NamedTuple):
-    """A stored copy of the rows, for all topics with the same partitioning, delay rule, size limit and schema.
+    """A stored copy of the rows, for all topics with the same partitioning, delay rule, limits and schema.
 
     topics: indexes into the topics of the publish.
     """
@@ -149,6 +153,7 @@ class Copy(NamedTuple):
     topics: tuple[int, ...]
     delays: DelayRule = EXACT
     schema: SchemaRule | None = None
+    needs_key: bool = False
 
 
 def describe_rejection(partition: int, copy: Copy) -> tuple[str, str]:
@@ -199,14 +204,16 @@ def measure_rows(
         measures["keyless_headers"] = _count_keyless_headers(body.column("headers"))
     if body.column("ttl_ms").null_count < body.num_rows:
         measures["ttl_ms"] = _to_numpy(pc.fill_null(body.column("ttl_ms"), 0))
+    if body.column("key").null_count:
+        measures["lacks_key"] = _to_numpy(pc.is_null(body.column("key")).cast(pa.int64()))
     return measures
 
 
 def reject_bad_rows(
-    measures: Mapping[str, npt.NDArray[np.int64]], partition: npt.NDArray[np.int32], max_bytes: int
+    measures: Mapping[str, npt.NDArray[np.int64]], partition: npt.NDArray[np.int32], copy: Copy
 ) -> npt.NDArray[np.int32]:
     """Return `partition` with a negative number for every row that breaks a row limit."""
-    for rejection, name, least, most in build_row_limits(max_bytes):
+    for rejection, name, least, most in build_row_limits(copy.max_message_bytes, copy.needs_key):
         measure = measures.get(name)
         if measure is None:
             continue
@@ -384,7 +391,7 @@ def arrange(
     all_rows, runs, placed, dues, reasons = [], [], [], [], []
     for number, copy in enumerate(copies):
         partition = _choose_partitions(copy, body, requested, start)
-        partition = reject_bad_rows(measures, partition, copy.max_message_bytes)
+        partition = reject_bad_rows(measures, partition, copy)
         partition, copy_reasons = reject_misfits(body.column("value"), copy.schema, partition)
         due = None
         if delays is not None:

@@ -16,7 +16,7 @@ from ..schemas.topic_schema import build_schema_rule
 from .delay_rule import DelayRule
 from .placing import Copy
 
-_Placement: TypeAlias = tuple[int, Partitioner, int, DelayRule, SchemaRule | None]
+_Placement: TypeAlias = tuple[int, Partitioner, int, DelayRule, SchemaRule | None, bool]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def find_route(state: State, destination: str) -> Route:
 
 def _find_retention_ms(topic: Topic) -> int:
     is_stamped_by_publisher = topic.setting("message.timestamp.type") == "CreateTime"
-    return int(topic.setting("retention.ms")) if is_stamped_by_publisher else -1
+    deletes = "delete" in topic.setting("cleanup.policy")
+    return int(topic.setting("retention.ms")) if is_stamped_by_publisher and deletes else -1
 
 
 MAX_ROUTES = 10_000
@@ -96,7 +97,8 @@ class RouteCache:
 def _placement_settings(topic: Topic) -> _Placement:
     most_bytes = topic.setting("max.message.bytes")
     schema = None if topic.schema is None else build_schema_rule(topic.schemas)
-    return topic.partition_count, topic.setting("partitioner"), most_bytes, build_delay_rule(topic), schema
+    needs_key = "compact" in topic.setting("cleanup.policy")
+    return topic.partition_count, topic.setting("partitioner"), most_bytes, build_delay_rule(topic), schema, needs_key
 
 
 def build_delay_rule(topic: Topic) -> DelayRule:

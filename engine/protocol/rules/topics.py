@@ -110,6 +110,7 @@ ROUTING_SETTINGS = (
     "delay.levels",
     "delay.levels.overflow",
     "delay.slot.ms",
+    "cleanup.policy",
     SCHEMA,
     SCHEMA_TYPE,
 )
@@ -133,6 +134,7 @@ def decide_create(state: State, request: CreateTopic, inputs: DecisionInputs) ->
     _check_partition_count(request.partitions)
     config = _normalize_config({**_filter_defaults(request.topic, inputs.limits.topic_defaults), **request.config})
     _check_dead_letter_topic(state, request.topic, config)
+    _check_cleanup_policy(config, inputs)
     for subscription in request.subscriptions:
         check_subscription(subscription)
     record = TopicCreated(
@@ -165,6 +167,7 @@ def decide_alter(state: State, request: AlterTopic, inputs: DecisionInputs) -> D
     for subscription in subscriptions:
         check_subscription(subscription)
     config = _merge_config(topic, request.config, inputs.limits.topic_defaults)
+    _check_cleanup_policy(request.config, inputs)
     if config.get(_DEAD_LETTER_TOPIC) != topic.config.get(_DEAD_LETTER_TOPIC):
         _check_dead_letter_topic(state, topic.topic, config)
     _check_schema_change(topic, config, request.checked_schema)
@@ -224,6 +227,17 @@ def _check_dead_letter_topic(state: State, name: str, config: dict[str, Any]) ->
             "The dead-letter topic does not exist.",
             found=f"{_DEAD_LETTER_TOPIC}={named}",
             expected="a topic, or nothing: then one is made when it is needed",
+        )
+
+
+def _check_cleanup_policy(config: Mapping[str, Any], inputs: DecisionInputs) -> None:
+    """Refuse compaction where it cannot happen: it takes final messages."""
+    policy = config.get("cleanup.policy")
+    if policy is not None and "compact" in policy and not inputs.limits.makes_final:
+        raise InvalidConfig(
+            "Only final messages are compacted, and none become final here.",
+            found=f"cleanup.policy={policy}",
+            expected="the sequencer's setting final.interval.ms, above 0",
         )
 
 

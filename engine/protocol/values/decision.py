@@ -20,7 +20,7 @@ class Limits:
     """How long silence lasts before something is forgotten, and the longest timeout of a transaction.
 
     offsets_retention_ms: for groups without a setting of their own; -1: for good. topic_defaults, group_defaults:
-    settings of new topics and groups that the request does not name.
+    settings of new topics and groups that the request does not name. makes_final: whether messages become final.
     """
 
     client_expiration_ms: int = 3_600_000
@@ -30,6 +30,7 @@ class Limits:
     offsets_retention_ms: int = 604_800_000
     topic_defaults: Mapping[str, Value] = field(default_factory=dict)
     group_defaults: Mapping[str, Value] = field(default_factory=dict)
+    makes_final: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,281 @@
+"""Compaction: of each key only the newest message stays, for every reader, as in Kafka."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from finals import PATIENCE_S, check_each_added_once, let_readers_move_on, read_final_messages, read_from_final_files
+from hypothesis import given, settings
+from unit.served import until
+
+import lakemq
+from lakemq import Connection
+from lakemq.engine.maintenance.compaction import empty_messages, find_newest, find_superseded
+from lakemq.engine.maintenance.row_audit import compare_with_replay
+from lakemq.engine.namespace.step_reader import take_snapshot
+from lakemq.errors import InvalidConfig, InvalidRecord
+from lakemq.jobs.audit import audit
+from lakemq.tables.specs.messages import FILE_SCHEMA, SUPERSEDED
+from lakemq.testing import MovableClock, read_dead_letters, serve, wait_until
+
+CONFIG = {
+    "engine.tick.ms": 10,
+    "project.interval.ms": 50,
+    "final.interval.ms": 100,
+    "compact.min.files": 3,
+    "merge.grace.ms": 200,
+}
+TOMBSTONES_MS = 300_000
+COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": TOMBSTONES_MS}
+
+Row = tuple[int, str | None, str | None]
+"""Partition, key and value; the row's place is its offset."""
+
+
+@pytest.fixture
+def mq(tmp_path: Path, mq_clock: MovableClock) -> Iterator[Connection]:
+    with serve(tmp_path / "mq", mq_clock, CONFIG) as connection:
+        yield connection
+
+
+# -- the decision -----------------------------------------------------------------------------------------
+
+
+def to_file(rows: list[Row], first: int = 0) -> pa.Table:
+    partitions, keys, values = zip(*rows, strict=True)
+    columns: dict[str, Any] = {
+        "partition": pa.array(partitions, pa.int32()),
+        "offset": pa.array(range(first, first + len(rows)), pa.int64()),
+        "key": pa.array(keys, pa.binary()),
+        "value": pa.array(values, pa.binary()),
+    }
+    nulls = {field.name: pa.nulls(len(rows), field.type) for field in FILE_SCHEMA}
+    return pa.table(list((nulls | columns).values()), schema=pa.schema([f.with_nullable(True) for f in FILE_SCHEMA]))
+
+
+def list_shown(messages: pa.Table) -> list[tuple[int, int, bytes, bytes | None]]:
+    shown = messages.filter(pc.fill_null(pc.not_equal(messages.column("ttl_ms"), SUPERSEDED), True))
+    return list(zip(*(shown.column(name).to_pylist() for name in ("partition", "offset", "key", "value")), strict=True))
+
+
+rows_drawn = st.lists(
+    st.tuples(st.integers(0, 1), st.none() | st.sampled_from("abcde"), st.none() | st.sampled_from("xy")),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows_drawn, st.lists(st.integers(1, 8), min_size=40, max_size=40), st.randoms(use_true_random=False))
+def test_runs_leave_the_newest_message_of_each_key(rows: list[Row], sizes: list[int], drawn: random.Random) -> None:
+    """Runs go up to any file, one after the other, and look at all files before it, as often as they like."""
+    files, first = [], 0
+    for size in sizes:
+        if first < len(rows):
+            files.append(to_file(rows[first : first + size], first))
+            first += size
+    begin = 0
+    while begin < len(files):
+        end = drawn.randint(begin + 1, len(files))
+        newest = find_newest(pa.concat_tables(files[begin:end]))
+        for i in [*range(end)] * drawn.randint(1, 2):
+            files[i] = empty_messages(files[i], find_superseded(files[i], newest, False))
+        begin = end
+    newest_by_key = {(p, key): (offset, value) for offset, (p, key, value) in enumerate(rows) if key is not None}
+    expected = {
+        (p, offset, key.encode(), value and value.encode()) for (p, key), (offset, value) in newest_by_key.items()
+    }
+    messages = pa.concat_tables(files)
+    assert messages.num_rows == len(rows)
+    assert sorted(list_shown(messages)) == sorted(expected)
+
+
+def test_tombstones_go_only_when_they_may() -> None:
+    messages = to_file([(0, "a", "1"), (0, "a", None), (0, "b", None), (0, None, "keyless")])
+    newest = find_newest(messages)
+    assert find_superseded(messages, newest, False).tolist() == [True, False, False, True]
+    cleaned = empty_messages(messages, find_superseded(messages, newest, False))
+    assert find_superseded(cleaned, newest, True).tolist() == [False, True, True, False]
+
+
+# -- a namespace ------------------------------------------------------------------------------------------
+
+
+def send(mq: Connection, topic: str, rows: list[tuple[str, str | None]], **columns: Any) -> None:
+    keys, values = zip(*rows, strict=True)
+    mq.publish(topic, pa.table({"key": keys, "value": pa.array(values, pa.string())} | columns))
+
+
+def let_all_be_final(mq: Connection, topic: str = "t") -> None:
+    def check() -> bool:
+        state = mq.state().topic(topic)
+        return bool((state.final_offsets == state.last_stable_offsets).all())
+
+    wait_until(check, "final messages", PATIENCE_S)
+
+
+def compact(mq: Connection, clock: MovableClock, is_done: Callable[[], bool]) -> None:
+    """Put the clock ahead until compaction has done something."""
+
+    def check() -> bool:
+        let_readers_move_on(mq, clock)
+        return is_done()
+
+    wait_until(check, "compaction", PATIENCE_S)
+
+
+def show(mq: Connection, topic: str = "t", **options: Any) -> list[tuple[int, bytes, bytes | None]]:
+    with lakemq.connect(mq.namespace.path) as newcomer:
+        return [(message.offset, message.key, message.value) for message in newcomer.fetch(topic, **options)]
+
+
+HISTORY: list[tuple[str, str | None]] = [
+    ("a", "1"), ("b", "1"), ("a", "2"), ("c", "1"), ("b", None), ("d", "1"), ("a", "3"), ("c", "2"),
+]  # fmt: skip
+KEPT = [(4, b"b", None), (5, b"d", b"1"), (6, b"a", b"3"), (7, b"c", b"2")]
+
+
+def test_every_reader_shows_the_newest_message_of_each_key(mq: Connection, mq_clock: MovableClock) -> None:
+    mq.topics.create("t", config=COMPACT)
+    mq.groups.create("queue", {"group.protocol": "queue"})
+    mq.groups.create("g", {"group.protocol": "cooperative"})
+    for first in range(0, len(HISTORY), 2):
+        send(
+            mq, "t", HISTORY[first : first + 2], timestamp=pa.array([1_000_000 * first] * 2, pa.timestamp("ms", "UTC"))
+        )
+        let_all_be_final(mq)
+    with mq.producer("tx") as producer:
+        producer.begin_transaction()
+        producer.send("t", "aborted", key="a")
+        producer.flush()
+        producer.abort_transaction()
+    let_all_be_final(mq)
+    compact(mq, mq_clock, lambda: len(show(mq)) == 4)
+    assert show(mq) == show(mq, isolation="read_uncommitted", end={0: 8}) == show(mq, include_expired=True) == KEPT
+    assert [show(mq, start={0: first}, end={0: first + 3}) for first in (0, 2, 5)] == [[], KEPT[:1], KEPT[1:]]
+    result = mq.fetch("t")
+    assert (len(result), result.offsets()[0].tolist()) == (4, [4, 5, 6, 7])
+    in_view = mq.sql("SELECT offset, key, value FROM log_committed ORDER BY offset", wait_ms=9_000).to_pylist()
+    assert [tuple(row.values()) for row in in_view] == KEPT
+    in_table = read_final_messages(mq).filter(pc.field("ttl_ms").is_null())
+    assert sorted(tuple(row.values()) for row in in_table.select(["offset", "key", "value"]).to_pylist()) == KEPT
+    earliest = mq.offsets_for_times("t", {0: datetime.fromtimestamp(0, UTC)})[0]
+    assert earliest is not None
+    assert earliest[0] == 4
+    with mq.consumer("g", topics=["t"]) as consumer:
+        polled = list(itertools.chain.from_iterable(consumer.poll(timeout_ms=3_000) for _ in range(2)))
+        assert [message.offset for message in polled] == [4, 5, 6, 7]
+        consumer.commit()
+    with mq.consumer("queue", topics=["t"], auto_offset_reset="earliest") as consumer:
+        messages: list[Any] = []
+        while len(messages) < 4:
+            batch = consumer.poll(timeout_ms=3_000)
+            messages += batch
+            consumer.ack(batch)
+        consumer.flush()
+        assert [message.offset for message in messages] == [4, 5, 6, 7]
+        until(lambda: not consumer.poll(timeout_ms=20) and sum(consumer.lag().values()) == 0)
+    assert mq.groups.describe("queue").expired == 0
+    assert "t.dlq" not in [topic.topic for topic in mq.state().topics.values()]
+    assert [outcome.rule for outcome in audit(mq.namespace, None).outcomes if outcome.broken] == []
+    assert compare_with_replay(take_snapshot(mq.namespace.store), mq.namespace.config).differing["segments"] == 0
+    check_each_added_once(mq)
+
+
+def test_tombstone_stays_for_its_time_after_older_messages_have_gone(mq: Connection, mq_clock: MovableClock) -> None:
+    mq.topics.create("t", config={**COMPACT, "min.cleanable.dirty.ratio": 0})
+    send(mq, "t", [("a", "1"), ("a", None), ("b", "1")])
+    let_all_be_final(mq)
+    compact(mq, mq_clock, lambda: len(show(mq)) == 2)
+    assert show(mq) == [(1, b"a", None), (2, b"b", b"1")]
+    send(mq, "t", [("b", "2")])
+    let_all_be_final(mq)
+    compact(mq, mq_clock, lambda: len(show(mq)) == 2)
+    assert show(mq) == [(1, b"a", None), (3, b"b", b"2")]
+    mq_clock.advance(seconds=TOMBSTONES_MS / 1000)
+    send(mq, "t", [("b", "3")])
+    let_all_be_final(mq)
+    compact(mq, mq_clock, lambda: len(show(mq)) == 1)
+    assert show(mq) == [(4, b"b", b"3")]
+
+
+def test_message_that_a_queue_gives_up_and_that_is_superseded_is_no_dead_letter(
+    mq: Connection, mq_clock: MovableClock
+) -> None:
+    mq.topics.create("t", config=COMPACT)
+    mq.groups.create("g", {"group.protocol": "queue"})
+    send(mq, "t", [("a", "1"), ("b", "1"), ("a", "2")])
+    let_all_be_final(mq)
+    with mq.consumer("g", topics=["t"], auto_offset_reset="earliest") as consumer:
+        messages: list[Any] = []
+        while len(messages) < 3:
+            messages += consumer.poll(timeout_ms=3_000)
+        compact(mq, mq_clock, lambda: len(show(mq)) == 2)
+        consumer.reject(messages, error="no good")
+        consumer.flush()
+        assert {letter.value for letter in read_dead_letters(mq, at_least=2)} == {b"1", b"2"}
+        until(lambda: sum(consumer.lag().values()) == 0)
+
+
+def test_messages_younger_than_the_lag_stay(mq: Connection, mq_clock: MovableClock) -> None:
+    mq.topics.create("t", config={**COMPACT, "min.compaction.lag.ms": TOMBSTONES_MS})
+    send(mq, "t", [("a", "1"), ("a", "2")])
+    let_all_be_final(mq)
+    read_from_final_files(mq, mq_clock)
+    let_readers_move_on(mq, mq_clock)
+    assert len(show(mq)) == 2
+    mq_clock.advance(seconds=TOMBSTONES_MS / 1000)
+    compact(mq, mq_clock, lambda: len(show(mq)) == 1)
+    assert show(mq) == [(1, b"a", b"2")]
+
+
+def test_next_leader_goes_on_and_merged_files_stay_compacted(mq: Connection, mq_clock: MovableClock) -> None:
+    mq.topics.create("t", 2, config=COMPACT)
+    expected: dict[str, str] = {}
+    for number in range(6):
+        rows = {f"{i % 7}": f"{number} {i}" for i in range(number, number + 9)}
+        send(mq, "t", list(rows.items()))
+        expected |= rows
+        let_all_be_final(mq)
+        if number == 3:
+            compact(mq, mq_clock, lambda: len(show(mq)) == 7)
+            for leader in list(mq._open.serving):
+                leader.close()
+            mq.serving()
+    compact(mq, mq_clock, lambda: len(show(mq)) == 7)
+    assert {key.decode(): value.decode() for _, key, value in show(mq) if value} == expected
+    mq.topics.delete_records("t", {0: -1})
+    compact(mq, mq_clock, lambda: not read_final_messages(mq).filter(pc.field("partition") == 0).num_rows)
+    assert {key.decode() for _, key, _ in show(mq)} < expected.keys()
+
+
+def test_message_without_key_is_refused_by_a_compacted_topic(mq: Connection) -> None:
+    mq.topics.create("t", config=COMPACT)
+    mq.topics.create("other")
+    with pytest.raises(InvalidRecord, match=r"no key"), mq.producer() as producer:
+        producer.send("t", "keyless").result()
+    with pytest.raises(InvalidRecord, match=r"no key"):
+        mq.publish("t", pa.table({"value": ["1"] * 1_000}), on_error="fail")
+    mq.topics.alter("t", config={"cleanup.policy": "compact,delete"})
+    with pytest.raises(InvalidRecord, match=r"no key"), mq.producer() as producer:
+        producer.send("t", "keyless").result()
+    mq.publish("other", pa.table({"value": ["1"]}))
+    mq.topics.alter("t", config={"cleanup.policy": "delete"})
+    mq.publish("t", pa.table({"value": ["1"]}))
+    assert mq.end_offsets("t") == {0: 1}
+
+
+def test_compaction_without_final_messages_is_refused(tmp_path: Path) -> None:
+    with serve(tmp_path / "mq") as mq:
+        with pytest.raises(InvalidConfig, match=r"final\.interval\.ms"):
+            mq.topics.create("t", config=COMPACT)
+        mq.topics.create("t")
+        with pytest.raises(InvalidConfig, match=r"final\.interval\.ms"):
+            mq.topics.alter("t", config={"cleanup.policy": "compact"})
