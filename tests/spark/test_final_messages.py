@@ -245,6 +245,33 @@ def test_spark_reads_final_files_without_a_join(spark: SparkSession, tmp_path: P
 
 
 @pytest.mark.extended
+def test_spark_shows_the_newest_message_of_each_key_of_a_compacted_topic(spark: SparkSession, tmp_path: Path) -> None:
+    clock, path = MovableClock(), tmp_path / "compacted"
+    with serve(path, clock, {**CONFIG, "merge.grace.ms": 9_000}) as mq:
+        mq.topics.create("t", config={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0})
+        for number in range(3):
+            mq.publish("t", pa.table({"key": ["a", "b", f"c{number}"], "value": [f"{number}"] * 3}))
+            until(lambda: are_all_final(mq))
+
+        def is_compacted() -> bool:
+            let_readers_move_on(mq, clock)
+            return len(mq.fetch("t")) == 5
+
+        wait_until(is_compacted, "compaction", PATIENCE_S)
+        read_from_final_files(mq, clock)
+    with lakemq.connect(str(path), spark=spark) as mq:
+        kept = [(2, b"c0", b"0"), (5, b"c1", b"1"), (6, b"a", b"2"), (7, b"b", b"2"), (8, b"c2", b"2")]
+        stored = spark.read.format("lakemq").option("path", str(path)).option("subscribe", "t").load()
+        views = spark.table("compacted.log_committed"), spark.table("compacted.log")
+        native = spark.table("compacted.final_messages").where("coalesce(ttl_ms, 0) >= 0")
+        for messages in (mq.fetch("t").to_spark(), stored, *views, native):
+            assert [tuple(row) for row in messages.select("offset", "key", "value").orderBy("offset").collect()] == kept
+        mq.serving()
+        mq.publish("t", pa.table({"key": ["a"], "value": ["hot"]}))
+        assert mq.fetch("t").to_spark().count() == mq.fetch("t", start={0: 6}).to_spark().count() + 2 == 6
+
+
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_queries_have_each_message_once_while_it_moves_to_final_files(spark: SparkSession, tmp_path: Path) -> None:
     """A query reads three tables, one after the other. The sequencer changes them meanwhile."""
