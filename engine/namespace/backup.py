@@ -5,13 +5,15 @@ after the watermark that they hold, and the files that these steps name. A leade
 what it would have found after a crash at that step.
 
 Invariant: an object of a backup never changes, and the manifest is put last. So a backup that is killed changes none of
-those before, and the next one goes on with what it has copied. Data files have random names, and are stored under
-these. Another history of the same namespace, after a restore, may have other steps and log entries under the same
-names. So these are stored under their content's hash, too.
+those before, and the next one goes on with what it has copied. Manifests are in the order in which their backups began,
+and then of their steps. Data files have random names, and are stored under these. Another history of the same
+namespace, after a restore, may have other steps and log entries under the same names. So these are stored under their
+content's hash, too. The same holds for a data file with rows of steps some of which a restore has left out.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +25,12 @@ import msgspec
 import xxhash
 
 from lakemq.tables.specs.journal import JOURNAL, WATERMARKS
-from lakemq.tables.specs.messages import FINAL_MESSAGES
+from lakemq.tables.specs.messages import FINAL_MESSAGES, MESSAGES
 from lakemq.tables.specs.registry import TABLES
-from lakemq.tables.storage.coordination.step_objects import StepsGone, list_steps, step_name
+from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER, StepsGone, list_steps, step_name
 from lakemq.tables.storage.delta.delta_log import DeltaLog, log_folder
 from lakemq.tables.storage.delta.store import NotATable, name_file
-from lakemq.tables.storage.object_stores.files import Files, open_files
+from lakemq.tables.storage.object_stores.files import Files, LocalFiles, open_files
 
 from ..protocol.codec.steps import decode_head, decode_step_object
 from ..protocol.errors import InvalidRequest, NamespaceError, NewerFormat, StorageError, TableDamaged
@@ -39,7 +41,7 @@ from .step_reader import take_snapshot
 
 FORMAT = 1
 MANIFESTS = "manifests"
-_MANIFEST = re.compile(r"manifests/(\d{20})\.json")
+_MANIFEST = re.compile(r"manifests/(\d{20})-(\d{20})\.json")
 _ROUNDS = 10
 """How often a backup starts again because a merge removed objects while it copied. Each round copies the rest."""
 _COPIES = 8
@@ -93,8 +95,10 @@ def take_backup(namespace: Namespace, destination: Files) -> Copied:
         InvalidRequest: the destination has backups of another namespace.
         StorageError: objects are missing, or are removed faster than they can be copied.
     """
+    _check_outside(namespace.files, destination)
     stored_before: dict[str, StoredObject] = {}
-    for manifest in read_manifests(destination):
+    number = max((number for number, _ in _list_manifests(destination)), default=0) + 1
+    for manifest in (manifests := read_manifests(destination)):
         if manifest.namespace_id != namespace.namespace_id:
             raise InvalidRequest(
                 f"{destination.root} has backups of another namespace.",
@@ -105,21 +109,46 @@ def take_backup(namespace: Namespace, destination: Files) -> Copied:
     copier, missing = _Copier(namespace.files, destination, stored_before), ""
     for _ in range(_ROUNDS):
         try:
-            return _take(namespace, copier)
+            manifest = _take(namespace, copier)
+            break
         except FileNotFoundError as error:
             missing = str(error)
         except StepsGone as error:
             missing = f"steps were removed: {error}"
         except NotATable as error:
             raise TableDamaged(f"{error}.", expected="all tables to be there: run lakemq doctor") from error
-    raise StorageError(
-        f"The namespace could not be copied: in {_ROUNDS} attempts an object was missing each time.",
-        found=missing,
-        expected="lakemq doctor to find nothing, or larger merge.grace.ms and reader.grace.ms where the sequencer runs",
-    )
+    else:
+        raise StorageError(
+            f"The namespace could not be copied: in {_ROUNDS} attempts an object was missing each time.",
+            found=missing,
+            expected="lakemq doctor to find nothing, or larger merge.grace.ms and reader.grace.ms where the sequencer"
+            " runs",
+        )
+    if manifests[:1] != [manifest]:
+        _put_manifest(destination, number, manifest)
+    return copier.report(manifest)
 
 
-def _take(namespace: Namespace, copier: _Copier) -> Copied:
+def _check_outside(source: Files, destination: Files) -> None:
+    """Raise InvalidRequest if backups would be in the namespace, and be lost with it."""
+    roots = [files.root for files in (source, destination)]
+    if isinstance(destination, LocalFiles):
+        roots = [os.path.realpath(root) for root in roots]
+    if f"{roots[1]}/".startswith(f"{roots[0]}/"):
+        raise InvalidRequest(f"{destination.root} is in the namespace.", expected="a folder outside of it")
+
+
+def _put_manifest(destination: Files, number: int, manifest: Manifest) -> None:
+    """Put a manifest. Of backups that run at once, with one number, the one with the last step counts as newer."""
+    while True:
+        try:
+            destination.put(_name_manifest(number, manifest.step), msgspec.json.encode(manifest))
+            return
+        except FileExistsError:  # another backup of this step, which has ended first
+            number += 1
+
+
+def _take(namespace: Namespace, copier: _Copier) -> Manifest:
     """Copy one consistent set of objects. Raises FileNotFoundError, StepsGone: something was removed meanwhile."""
     files, store = namespace.files, namespace.store
     # The newest watermark in the copy must be one whose rows all copied tables have. So its table is opened first.
@@ -134,6 +163,7 @@ def _take(namespace: Namespace, copier: _Copier) -> Copied:
     small = {name: copier.copy_small(name, body) for name, body in steps.items()}
     # Rows of the open tables come after the steps: what these have drained must not seem new there.
     handles |= {spec.name: store.open(spec) for spec in TABLES if spec.is_open_to_writers}
+    copier.forget_others({name_file(MESSAGES, file): file.size_bytes for file in handles[MESSAGES.name].files()})
     names = [name_file(handle.spec, file) for handle in handles.values() for file in handle.files()]
     names += _name_files_of_steps(steps.values())
     waiting = [name for folder in files.folders(FINAL_MESSAGES.name) for name in files.list(folder)]
@@ -146,8 +176,7 @@ def _take(namespace: Namespace, copier: _Copier) -> Copied:
     manifest = Manifest(FORMAT, namespace.namespace_id, least, last, head.decided_at_ms, small | large)
     if least > last:
         raise StepsGone(f"the tables hold step {least}, and the last step is {last}")
-    copier.destination.put(f"{MANIFESTS}/{last:020d}.json", msgspec.json.encode(manifest))
-    return copier.report(manifest)
+    return manifest
 
 
 def _name_files_of_steps(bodies: Iterable[bytes]) -> list[str]:
@@ -209,8 +238,19 @@ class _Copier:
                     self._known[name] = stored
         return {name: self._known[name] for name in required.union(waiting) if name in self._known}
 
+    def forget_others(self, sizes_bytes: Mapping[str, int]) -> None:
+        """Copy those of these files again that the backup has with another size: they are of another history."""
+        for name, size_bytes in sizes_bytes.items():
+            if name in self._known and self._known[name].size_bytes != size_bytes:
+                del self._known[name]
+
     def _copy_file(self, name: str) -> StoredObject:
-        stored = StoredObject(name, *copy_object(self._source, name, self.destination, name))
+        try:
+            stored = StoredObject(name, *copy_object(self._source, name, self.destination, name))
+        except TableDamaged:  # the name is taken by another content, which stays
+            digest = _read_digest(self._source, name)[1]
+            as_name = f"{name}.{digest}"
+            stored = StoredObject(as_name, *copy_object(self._source, name, self.destination, as_name))
         self._count(stored)
         return stored
 
@@ -267,8 +307,17 @@ def check_object(files: Files, expected: StoredObject) -> None:
 
 def read_manifests(files: Files) -> list[Manifest]:
     """Return the backups in a folder, the newest first. Raises NewerFormat, TableDamaged."""
-    names = [name for name in files.list(MANIFESTS) if _MANIFEST.fullmatch(name)]
-    return [_read_manifest(files, name) for name in reversed(names)]
+    return [_read_manifest(files, _name_manifest(*numbers)) for numbers in reversed(_list_manifests(files))]
+
+
+def _list_manifests(files: Files) -> list[tuple[int, int]]:
+    """Return the numbers and the steps of all manifests, in order."""
+    found = (_MANIFEST.fullmatch(name) for name in files.list(MANIFESTS))
+    return sorted((int(match[1]), int(match[2])) for match in found if match)
+
+
+def _name_manifest(number: int, step: int) -> str:
+    return f"{MANIFESTS}/{number:020d}-{step:020d}.json"
 
 
 def _read_manifest(files: Files, name: str) -> Manifest:
@@ -317,6 +366,13 @@ def restore_backup(source: Files, path: str, options: Mapping[str, str], until: 
     written = set(target.list(log_folder(JOURNAL.name)))
     if written and (journal[-1] in written or not written <= set(journal)):
         raise NamespaceError(f"{path} is a namespace already.", expected="an empty folder, or none")
+    for folder in (STEPS_FOLDER, *(log_folder(spec.name) for spec in TABLES)):
+        if others := set(target.list(folder)) - objects.keys():
+            raise NamespaceError(
+                f"{path} has steps or log entries that this backup does not have.",
+                found=min(others),
+                expected="an empty folder, none, or a part of the same copy",
+            )
     copied: list[int] = []
 
     def copy(name: str) -> None:

@@ -160,6 +160,59 @@ def test_damaged_or_foreign_backups_are_refused(tmp_path: Path) -> None:
         verify_backups(backups)
 
 
+def test_backups_of_one_step_and_of_two_histories_share_a_folder(tmp_path: Path) -> None:
+    backups, settings = LocalFiles(str(tmp_path / "backups")), {"project.interval.ms": 60_000, "lease.ms": 1_000}
+    with serve(tmp_path / "mq", settings=settings) as mq:
+        mq.topics.create("t")
+        mq.publish("t", pa.table({"value": ["1"]}))
+        step = mq.state().step
+        mq.publish("t", pa.table({"value": ["2"]}))
+        first, second = (take_backup(mq.namespace, backups) for _ in range(2))
+        assert (second.step, second.copied_count) == (first.step, 0)
+        mq.publish("t", pa.table({"value": ["3"]}))
+    with lakemq.connect(str(tmp_path / "mq")) as mq:
+        original = take_backup(mq.namespace, backups)
+    restore_backup(backups, str(tmp_path / "copy"), {}, step)
+    with serve(tmp_path / "copy", settings=settings) as mq:
+        mq.publish("t", pa.table({"value": ["4"]}))
+    (name,) = (file.name for file in (tmp_path / "mq/messages").glob("*.parquet"))
+    assert (tmp_path / "mq/messages" / name).read_bytes() != (tmp_path / "copy/messages" / name).read_bytes()
+    with lakemq.connect(str(tmp_path / "copy")) as mq:
+        assert take_backup(mq.namespace, backups).step == original.step
+    verify_backups(backups)
+    restore_backup(backups, str(tmp_path / "newest"), {}, None)
+    with lakemq.connect(str(tmp_path / "newest")) as mq:
+        assert [message.value for message in mq.fetch("t")] == [b"1", b"4"]
+    for file in (tmp_path / "copy/messages").glob("*.parquet"):
+        assert (tmp_path / "newest/messages" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_restore_does_not_go_on_with_a_part_of_another(tmp_path: Path) -> None:
+    backups, new = LocalFiles(str(tmp_path / "backups")), tmp_path / "new"
+    with serve(tmp_path / "mq", settings={"project.interval.ms": 60_000}) as mq:
+        mq.topics.create("t")
+        step = mq.state().step
+        mq.publish("t", pa.table({"value": ["1"]}))
+        take_backup(mq.namespace, backups)
+    restore_backup(backups, str(new), {}, None)
+    shutil.rmtree(new / "journal/_delta_log")  # as after a kill before the last objects
+    with pytest.raises(NamespaceError, match=f"steps/0*{step + 1}'"):
+        restore_backup(backups, str(new), {}, step)
+    shutil.rmtree(new)
+    restore_backup(backups, str(new), {}, step)
+    with lakemq.connect(str(new)) as mq:
+        assert len(mq.fetch("t").to_arrow()) == 0
+
+
+def test_a_backup_within_the_namespace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "mq")
+    with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
+        for path in ("mq", "mq/backups", "mq/steps", "link/backups"):
+            with pytest.raises(InvalidRequest, match="is in the namespace"):
+                take_backup(mq.namespace, LocalFiles(str(tmp_path / path)))
+        take_backup(mq.namespace, LocalFiles(str(tmp_path / "mq-backups")))
+
+
 @pytest.mark.slow
 def test_killed_backups_and_restores_are_repeated(tmp_path: Path) -> None:
     """Each kill comes at a random moment. A backup changes none of those before it; a part of a copy does not open."""
