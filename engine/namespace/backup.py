@@ -155,6 +155,9 @@ def _take(namespace: Namespace, copier: _Copier) -> Manifest:
     watermarks = store.open(WATERMARKS)
     snapshot = take_snapshot(store)
     handles = {**snapshot.handles, WATERMARKS.name: watermarks}
+    open_tables = [spec for spec in TABLES if spec.is_open_to_writers]
+    # A drain removes rows that it has published. If its step comes after the copied ones, they are needed.
+    undrained = [name_file(spec, file) for spec in open_tables for file in store.open(spec).files()]
     first = watermarks.last_step()
     if max(handle.floor() for handle in handles.values()) > first:
         raise StepsGone(f"tables were merged beyond step {first}")
@@ -162,10 +165,10 @@ def _take(namespace: Namespace, copier: _Copier) -> Manifest:
     steps = {step_name(number): files.get(step_name(number)) for number in range(first, last + 1)}
     small = {name: copier.copy_small(name, body) for name, body in steps.items()}
     # Rows of the open tables come after the steps: what these have drained must not seem new there.
-    handles |= {spec.name: store.open(spec) for spec in TABLES if spec.is_open_to_writers}
+    handles |= {spec.name: store.open(spec) for spec in open_tables}
     copier.forget_others({name_file(MESSAGES, file): file.size_bytes for file in handles[MESSAGES.name].files()})
     names = [name_file(handle.spec, file) for handle in handles.values() for file in handle.files()]
-    names += _name_files_of_steps(steps.values())
+    names += [*_name_files_of_steps(steps.values()), *undrained]
     waiting = [name for folder in files.folders(FINAL_MESSAGES.name) for name in files.list(folder)]
     large = copier.copy_large(names, [name for name in waiting if name.endswith(".parquet")])
     logs = ((DeltaLog(files, handle.spec.name), handle.version) for handle in handles.values())

@@ -16,13 +16,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 import lakemq
 from lakemq import Connection
+from lakemq.engine.namespace import backup
 from lakemq.engine.namespace.backup import read_manifests, restore_backup, take_backup, verify_backups
 from lakemq.errors import InvalidRequest, NamespaceError, TableDamaged
 from lakemq.jobs.audit import audit
-from lakemq.tables.storage.object_stores.files import LocalFiles
+from lakemq.tables.specs.messages import INBOX
+from lakemq.tables.storage.coordination.step_objects import list_steps
+from lakemq.tables.storage.delta.store import read_insertion
+from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 from lakemq.testing import serve, wait_until
 
 SETTINGS: dict[str, Any] = {
@@ -202,6 +207,27 @@ def test_a_restore_does_not_go_on_with_a_part_of_another(tmp_path: Path) -> None
     restore_backup(backups, str(new), {}, step)
     with lakemq.connect(str(new)) as mq:
         assert len(mq.fetch("t").to_arrow()) == 0
+
+
+def test_rows_that_an_inbox_loses_to_a_later_step_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain may come after the steps of a backup were listed. In the copy its rows must be drained again."""
+    backups = LocalFiles(str(tmp_path / "backups"))
+    with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
+        store = mq.namespace.store
+        empty = store.open(INBOX)
+        rows = pa.table({"topic": ["t"], "value": [b"1"]})
+        write_deltalake(str(tmp_path / "mq" / INBOX.name), rows, mode="append", schema_mode="merge")
+
+        def list_and_drain(files: Files) -> list[int]:
+            handle = store.open(INBOX)
+            handle.replace_at(handle.version, [], handle.files())
+            return list_steps(files)
+
+        monkeypatch.setattr(backup, "list_steps", list_and_drain)
+        take_backup(mq.namespace, backups)
+    restore_backup(backups, str(tmp_path / "new"), {}, None)
+    insertion = read_insertion(LocalFiles(str(tmp_path / "new")), INBOX, empty.version + 1)
+    assert [(tmp_path / "new" / name).is_file() for name in insertion.files] == [True]
 
 
 def test_a_backup_within_the_namespace_is_refused(tmp_path: Path) -> None:
