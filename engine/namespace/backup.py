@@ -87,7 +87,7 @@ class Copied:
 
 
 def take_backup(namespace: Namespace, destination: Files) -> Copied:
-    """Copy the namespace as of its newest step. What an earlier backup there has is not copied again.
+    """Copy the namespace as of its newest step. What an earlier backup has is copied again only if it is lost.
 
     Publishers and sequencers go on meanwhile.
 
@@ -106,6 +106,9 @@ def take_backup(namespace: Namespace, destination: Files) -> Copied:
                 expected=f"backups of {namespace.namespace_id}, or an empty folder",
             )
         stored_before.update(manifest.objects)
+    folders = {stored.stored_as.rpartition("/")[0] for stored in stored_before.values()}
+    there = {name for folder in folders for name in destination.list(folder)}
+    stored_before = {name: stored for name, stored in stored_before.items() if stored.stored_as in there}
     copier, missing = _Copier(namespace.files, destination, stored_before), ""
     for _ in range(_ROUNDS):
         try:
@@ -327,7 +330,9 @@ def _read_manifest(files: Files, name: str) -> Manifest:
     try:
         manifest = msgspec.json.decode(files.get(name), type=Manifest)
     except msgspec.MsgspecError as error:
-        raise TableDamaged(f"{name} in {files.root} cannot be read: {error}.", expected="a manifest") from error
+        raise TableDamaged(
+            f"{name} in {files.root} cannot be read: {error}.", expected="a backup: delete this file to give it up"
+        ) from error
     if manifest.format_version != FORMAT:
         raise NewerFormat(
             f"Another version of LakeMQ wrote {name}.", found=str(manifest.format_version), expected=str(FORMAT)

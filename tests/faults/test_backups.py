@@ -153,6 +153,11 @@ def test_damaged_or_foreign_backups_are_refused(tmp_path: Path) -> None:
                     take_backup(mq.namespace, backups)
     (data,) = (tmp_path / "backups/messages").glob("*.parquet")
     content = data.read_bytes()
+    with lakemq.connect(str(tmp_path / "mq")) as mq:
+        take_backup(mq.namespace, backups)
+        data.unlink()
+        assert take_backup(mq.namespace, backups).copied_count == 1  # what is lost, as long as the namespace has it
+    assert data.read_bytes() == content
     data.write_bytes(content[:-1] + b"?")
     with pytest.raises(TableDamaged, match=f"{data.name}.* is not as it was copied"):
         verify_backups(backups)
