@@ -280,8 +280,8 @@ def test_killed_backups_and_restores_are_repeated(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "new", ignore_errors=True)  # one may have come to its end
     run(tmp_path / "new", "restore", str(backups))
     newest = max((tmp_path / "new/journal/_delta_log").glob("*.json"))
-    for kept in ([newest], []):  # as after a kill among the last objects
-        for entry in set((tmp_path / "new/journal/_delta_log").iterdir()).difference(kept):
+    for remaining in ([newest], []):  # as after a kill among the last objects
+        for entry in set((tmp_path / "new/journal/_delta_log").iterdir()).difference(remaining):
             entry.unlink()
         with pytest.raises(NamespaceError):
             lakemq.connect(str(tmp_path / "new"))

@@ -78,7 +78,7 @@ def test_versions_take_over_from_each_other_and_serve_each_others_clients(
     def start_client(tree: Path, name: str) -> Process:
         return run(tree, sys.executable, "-c", CLIENT, str(path), name)
 
-    found = subprocess.run(
+    started = subprocess.run(
         [sys.executable, "-c", "import lakemq; print(lakemq.__file__)"],
         env={**os.environ, "PYTHONPATH": str(previous / "src")},
         capture_output=True,
@@ -86,7 +86,7 @@ def test_versions_take_over_from_each_other_and_serve_each_others_clients(
         cwd=tmp_path,
         check=True,
     )
-    assert found.stdout.strip() == str(previous / "src/lakemq/__init__.py")
+    assert started.stdout.strip() == str(previous / "src/lakemq/__init__.py")
     lakemq.connect(str(path), create=True).close()
     leader = serve(previous)
     leader.wait_for_line("leads with epoch 1")
@@ -95,7 +95,7 @@ def test_versions_take_over_from_each_other_and_serve_each_others_clients(
     clients = {"old": start_client(previous, "old"), "new": start_client(ROOT, "new")}
 
     def let_clients_work() -> None:
-        """Wait until both have sent COUNT messages more, and have seen what was sent before."""
+        """Wait until both have sent COUNT messages more, and have handled what was sent before."""
         begun = {name: len(client.out) for name, client in clients.items()}
 
         def have_gone_on() -> bool:
@@ -122,16 +122,16 @@ def test_versions_take_over_from_each_other_and_serve_each_others_clients(
         client.stdin.close()
         assert client.wait_for_exit() == 0, client.err
     with lakemq.connect(str(path)) as mq:
-        seen = Counter(value for client in clients.values() for line in client.out for value in json.loads(line)[1])
+        handled = Counter(value for client in clients.values() for line in client.out for value in json.loads(line)[1])
         with mq.consumer("queue", topics=["t"], protocol="queue") as consumer:
             for _ in range(100):
                 rest = list(consumer.poll(timeout_ms=500))
-                seen.update((message.value or b"").decode() for message in rest)
+                handled.update((message.value or b"").decode() for message in rest)
                 consumer.ack(rest)
                 consumer.flush()
                 if not rest and not any(row.lag for row in mq.groups.lag("queue")):
                     break
         sent = [f"{name} {n}" for name, client in clients.items() for n in range(json.loads(client.out[-1])[0])]
         assert sorted((message.value or b"").decode() for message in mq.fetch("t")) == sorted(sent)
-        assert seen.keys() == set(sent)
+        assert handled.keys() == set(sent)
         assert isinstance(mq.sql("SELECT count(*) AS n FROM log_committed", wait_ms=60_000), pa.Table)

@@ -260,12 +260,12 @@ def test_spark_shows_the_newest_message_of_each_key_of_a_compacted_topic(spark: 
         wait_until(is_compacted, "compaction", PATIENCE_S)
         read_from_final_files(mq, clock)
     with lakemq.connect(str(path), spark=spark) as mq:
-        kept = [(2, b"c0", b"0"), (5, b"c1", b"1"), (6, b"a", b"2"), (7, b"b", b"2"), (8, b"c2", b"2")]
+        expected = [(2, b"c0", b"0"), (5, b"c1", b"1"), (6, b"a", b"2"), (7, b"b", b"2"), (8, b"c2", b"2")]
         stored = spark.read.format("lakemq").option("path", str(path)).option("subscribe", "t").load()
         views = spark.table("compacted.log_committed"), spark.table("compacted.log")
         native = spark.table("compacted.final_messages").where("coalesce(ttl_ms, 0) >= 0")
         for messages in (mq.fetch("t").to_spark(), stored, *views, native):
-            assert [tuple(row) for row in messages.select("offset", "key", "value").orderBy("offset").collect()] == kept
+            assert [tuple(row) for row in messages.select("offset", "key", "value").orderBy("offset").collect()] == expected
         mq.serving()
         mq.publish("t", pa.table({"key": ["a"], "value": ["hot"]}))
         assert mq.fetch("t").to_spark().count() == mq.fetch("t", start={0: 6}).to_spark().count() + 2 == 6
