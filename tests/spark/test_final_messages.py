@@ -265,7 +265,8 @@ def test_spark_shows_the_newest_message_of_each_key_of_a_compacted_topic(spark: 
         views = spark.table("compacted.log_committed"), spark.table("compacted.log")
         native = spark.table("compacted.final_messages").where("coalesce(ttl_ms, 0) >= 0")
         for messages in (mq.fetch("t").to_spark(), stored, *views, native):
-            assert [tuple(row) for row in messages.select("offset", "key", "value").orderBy("offset").collect()] == expected
+            shown = messages.select("offset", "key", "value").orderBy("offset").collect()
+            assert [tuple(row) for row in shown] == expected
         mq.serving()
         mq.publish("t", pa.table({"key": ["a"], "value": ["hot"]}))
         assert mq.fetch("t").to_spark().count() == mq.fetch("t", start={0: 6}).to_spark().count() + 2 == 6
