@@ -10,16 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.messages import HEADERS
-
-if TYPE_CHECKING:
-    from .consume.batch import ConsumerBatch
 
 # Spans of publishes, fetches, polls and commits, if the application has set a tracer.
 #
@@ -39,7 +36,14 @@ _tracers: dict[int, tuple[Any, Any]] = {}
 _MAX_PROVIDERS = 8
 
 
-BatchType = TypeVar("BatchType", bound="ConsumerBatch")
+class Counted(Protocol):
+    """A batch that knows how many messages it has."""
+
+    @property
+    def record_count(self) -> int: ...
+
+
+BatchType = TypeVar("BatchType", bound=Counted)
 
 
 def find_tracer() -> Any:

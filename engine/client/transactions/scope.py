@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ...namespace.clock import Clock
 from ...namespace.process import OwnLock, ProcessBound, end_block
@@ -18,10 +18,17 @@ from ..arguments import parse_whole_number
 from ..requests.requester import Requester
 from .manager import Offsets, TransactionManager
 
-if TYPE_CHECKING:
-    from ..consume.batch import ConsumerBatch
-
 P = TypeVar("P")
+
+
+class Consumed(Protocol):
+    """A polled batch, with the offsets at which its group goes on after processing it."""
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def offsets(self) -> Mapping[tuple[str, int], int]: ...
 
 
 class TransactionScope(ProcessBound, Generic[P]):
@@ -63,9 +70,7 @@ class TransactionScope(ProcessBound, Generic[P]):
         with self._manager.add_part(self._require_ref()) as ref:
             return self._publish(topic, data, ref, columns)
 
-    def send_offsets(
-        self, consumed: ConsumerBatch | Offsets, group: str | None = None, metadata: str | None = None
-    ) -> None:
+    def send_offsets(self, consumed: Consumed | Offsets, group: str | None = None, metadata: str | None = None) -> None:
         """Commit offsets with the transaction. They are sent now, and pending until it ends.
 
         An error of this call makes the transaction abort-only, so that it cannot commit without them.
