@@ -172,7 +172,9 @@ def _take(namespace: Namespace, copier: _Copier) -> Manifest:
     copier.forget_others({name_file(MESSAGES, file): file.size_bytes for file in handles[MESSAGES.name].files()})
     names = [name_file(handle.spec, file) for handle in handles.values() for file in handle.files()]
     names += [*_name_files_of_steps(steps.values()), *undrained]
-    waiting = [name for folder in files.folders(FINAL_MESSAGES.name) for name in files.list(folder)]
+    # Its log may have later checkpoints than the entries of the copy. No leader could commit behind these.
+    folders = set(files.folders(FINAL_MESSAGES.name)) - {log_folder(FINAL_MESSAGES.name)}
+    waiting = [name for folder in sorted(folders) for name in files.list(folder)]
     large = copier.copy_large(names, [name for name in waiting if name.endswith(".parquet")])
     logs = ((DeltaLog(files, handle.spec.name), handle.version) for handle in handles.values())
     entries = [name for log, version in logs for name in log.list_objects(version)]

@@ -25,6 +25,7 @@ from lakemq.engine.namespace.backup import read_manifests, restore_backup, take_
 from lakemq.errors import InvalidRequest, NamespaceError, TableDamaged
 from lakemq.jobs.audit import audit
 from lakemq.tables.specs.messages import INBOX
+from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.coordination.step_objects import list_steps
 from lakemq.tables.storage.delta.store import read_insertion
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
@@ -233,6 +234,28 @@ def test_rows_that_an_inbox_loses_to_a_later_step_are_copied(tmp_path: Path, mon
     restore_backup(backups, str(tmp_path / "new"), {}, None)
     insertion = read_insertion(LocalFiles(str(tmp_path / "new")), INBOX, empty.version + 1)
     assert [(tmp_path / "new" / name).is_file() for name in insertion.files] == [True]
+
+
+def test_checkpoints_that_come_during_a_backup_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint without the entry of its version would keep each leader from committing."""
+    backups = LocalFiles(str(tmp_path / "backups"))
+    tables = [spec for spec in TABLES if not spec.is_open_to_writers]
+    with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
+        store = mq.namespace.store
+
+        def list_and_checkpoint(files: Files) -> list[int]:
+            for spec in tables:
+                handle = store.open(spec)
+                handle.replace_at(handle.version, [], [])
+                handle.checkpoint()
+            return list_steps(files)
+
+        monkeypatch.setattr(backup, "list_steps", list_and_checkpoint)
+        take_backup(mq.namespace, backups)
+    restore_backup(backups, str(tmp_path / "new"), {}, None)
+    for spec in tables:
+        logs = [tmp_path / name / spec.name / "_delta_log" for name in ("mq", "new")]
+        assert [len(list(log.glob("*.checkpoint.parquet"))) for log in logs] == [1, 0], spec.name
 
 
 def test_a_backup_within_the_namespace_is_refused(tmp_path: Path) -> None:
