@@ -97,7 +97,6 @@ def take_backup(namespace: Namespace, destination: Files) -> Copied:
     """
     _check_outside(namespace.files, destination)
     stored_before: dict[str, StoredObject] = {}
-    number = max((number for number, _ in _list_manifests(destination)), default=0) + 1
     for manifest in (manifests := read_manifests(destination)):
         if manifest.namespace_id != namespace.namespace_id:
             raise InvalidRequest(
@@ -111,6 +110,7 @@ def take_backup(namespace: Namespace, destination: Files) -> Copied:
     stored_before = {name: stored for name, stored in stored_before.items() if stored.stored_as in there}
     copier, missing = _Copier(namespace.files, destination, stored_before), ""
     for _ in range(_ROUNDS):
+        number = max((number for number, _ in _list_manifests(destination)), default=0) + 1
         try:
             manifest = _take(namespace, copier)
             break
