@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
@@ -96,7 +97,8 @@ class NativeCalls:
     def interrupt(self) -> None:
         """Interrupt what the objects run now."""
         for target in list(self._interruptible):
-            target.interrupt()
+            with suppress(Exception):  # a connection that is closed refuses it
+                target.interrupt()
 
     def end(self, timeout_s: float = EXIT_TIMEOUT_S) -> None:
         """Let no daemon thread begin a call any more. Interrupt the calls of other threads until all have returned."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 from unit.served import served
@@ -85,8 +86,11 @@ def test_exit_interrupts_native_calls_waits_for_them_and_lets_no_daemon_thread_b
             if may_run.is_set():  # a query that does not run yet does not notice
                 interrupted.set()
 
+    closed = duckdb.connect()  # refuses to be interrupted
+    closed.close()
     query = Query()
-    calls.add_interruptible(query)
+    for interruptible in (closed, query):
+        calls.add_interruptible(interruptible)
 
     @calls.guard
     def call() -> None:
