@@ -1,7 +1,7 @@
 """Compaction: of the final messages of a key in a partition, only the newest stays.
 
 Invariant: a message goes only if a later final message of its partition has its key, or if it has no key, or if it is a
-tombstone, older messages of its key have gone, and `delete.retention.ms` has passed since then. A message that goes
+tombstone, no older message of its key is left, and `delete.retention.ms` has passed since then. A message that goes
 leaves an empty row at its place. So a file still has exactly the committed messages of its ranges, and the place of
 each message follows from `segments`. Readers leave out rows with the time to live SUPERSEDED.
 
@@ -44,7 +44,7 @@ Mask = npt.NDArray[np.bool_]
 _KEY_BYTES = 64 << 20
 """Bytes of keys that a run keeps, about. If there are more, it ends at an earlier step, and the next run goes on."""
 _REST_MS = 60_000
-"""How long no run begins after one that has failed."""
+"""How long a topic rests after a run that has failed."""
 _KEY = ("partition", "key", "offset")
 _CONTENT = ("key", "value", "headers", "dead_letter")
 """Columns of which a superseded message has none."""
@@ -97,12 +97,19 @@ def is_compacted(topic: Topic | None) -> bool:
     return topic is not None and "compact" in topic.setting("cleanup.policy")
 
 
-def _is_old(file: NamedFile, stored: Mapping[int, StoredFile], until_ms: int | None) -> bool:
+def _may_be_cleaned(file: NamedFile, stored: Mapping[int, StoredFile], until_ms: int | None) -> bool:
     """Return whether all messages of a file are read from it, and none is younger. until_ms: None: no age is needed."""
     if file.kind != FINAL or file.file_id not in stored:
         return False
     newest: datetime = stored[file.file_id].statistics["max.timestamp"]
     return until_ms is None or newest.timestamp() * 1000 <= until_ms
+
+
+def _measure_dirt(files: Sequence[NamedFile], stored: Mapping[int, StoredFile], cleaned_step: int) -> float:
+    """Return the share of bytes that are in files after a step."""
+    sizes = np.array([stored[file.file_id].size_bytes if file.file_id in stored else 0 for file in files])
+    is_dirty = np.array([file.step > cleaned_step for file in files], np.bool_)
+    return float(sizes[is_dirty].sum() / sizes.sum()) if sizes.any() else 0.0
 
 
 @dataclass
@@ -136,7 +143,10 @@ class Compaction:
         self._cleaned: dict[int, int] = {}
         """By topic, the step up to which files are clean. A new leader knows of none, and reads all keys once."""
         self._run: _Run | None = None
-        self._rest_until_ms = 0
+        self._rest_until_ms: dict[int, int] = {}
+        """By topic, until when no run begins after one that has failed."""
+        self.is_waiting = False
+        """Whether a run will begin later, although nothing becomes final: when messages are older, or after a rest."""
 
     @property
     def is_running(self) -> bool:
@@ -164,7 +174,7 @@ class Compaction:
         try:
             chosen, is_done = self._advance(run, files, stored, live)
         except READ_ERRORS as error:
-            self._rest_until_ms = live.now_ms + _REST_MS
+            self._rest_until_ms[run.topic_id] = live.now_ms + _REST_MS
             topic = live.topics[run.topic_id].topic
             log.warning("Topic %s is not compacted now: %s.", topic, " ".join(str(error).split()))
             return []
@@ -183,15 +193,10 @@ class Compaction:
         if self._run is None:
             return
         if pc.any(pc.is_in(named, pa.array(sorted(self._run.chosen), pa.int64()))).as_py():
-            self._run, self._rest_until_ms = None, now_ms + _REST_MS
+            self._rest_until_ms[self._run.topic_id] = now_ms + _REST_MS
+            self._run = None
             return
         self._run.done_step, self._run.chosen = self._run.chosen_step, frozenset()
-
-    def is_waiting(self, rows: pa.Table, live: LiveState) -> bool:
-        """Return whether a run may begin later, although nothing becomes final. rows: of final messages."""
-        last = rows.group_by("topic_id").aggregate([("step", "max")])
-        steps = zip(last.column("topic_id").to_pylist(), last.column("step_max").to_pylist(), strict=True)
-        return any(is_compacted(live.topics.get(id_)) and step > self._cleaned.get(id_, 0) for id_, step in steps)
 
     def is_chosen(self, replaced: Sequence[NamedFile]) -> bool:
         """Return whether it is a file that was chosen to be cleaned."""
@@ -201,19 +206,23 @@ class Compaction:
         self, files_by_topic: Mapping[int, Sequence[NamedFile]], stored: Mapping[int, StoredFile], live: LiveState
     ) -> _Run | None:
         """Return a run over the topic with the largest share of bytes that are not cleaned, if it is large enough."""
-        best, best_ratio = None, 0.0
+        best, best_ratio, self.is_waiting = None, 0.0, False
         for topic_id, files in files_by_topic.items():
             topic = live.topics[topic_id]
-            if live.now_ms < self._rest_until_ms or not is_compacted(topic):
+            if not is_compacted(topic):
+                continue
+            least_ratio, cleaned_step = (
+                float(topic.setting("min.cleanable.dirty.ratio")),
+                self._cleaned.get(topic_id, 0),
+            )
+            self.is_waiting |= _measure_dirt(files, stored, cleaned_step) > least_ratio
+            if live.now_ms < self._rest_until_ms.get(topic_id, 0):
                 continue
             lag_ms = topic.setting("min.compaction.lag.ms")
             until_ms = live.now_ms - lag_ms if lag_ms else None
-            old = list(takewhile(partial(_is_old, stored=stored, until_ms=until_ms), files))
-            sizes = np.array([stored[file.file_id].size_bytes for file in old])
-            cleaned_step = self._cleaned.get(topic_id, 0)
-            is_dirty = np.array([file.step > cleaned_step for file in old], np.bool_)
-            ratio = float(sizes[is_dirty].sum() / sizes.sum()) if len(old) else 0.0
-            if ratio > max(best_ratio, float(topic.setting("min.cleanable.dirty.ratio"))):
+            old = list(takewhile(partial(_may_be_cleaned, stored=stored, until_ms=until_ms), files))
+            ratio = _measure_dirt(old, stored, cleaned_step)
+            if ratio > max(best_ratio, least_ratio):
                 best, best_ratio = _Run(topic_id, cleaned_step, old[-1].step), ratio
         return best
 
@@ -247,7 +256,7 @@ class Compaction:
         """Return whether messages of a file go, or the time must be noted from which its tombstones stay."""
         messages = self._read(file, (*_KEY, "value", "ttl_ms"))
         compacted_ms = read_compacted_ms(self._files, file)
-        goes = find_superseded(messages, run.newest, self._drops_tombstones(run.topic_id, compacted_ms, live))
+        goes = find_superseded(messages, run.newest, self._may_drop_tombstones(run.topic_id, compacted_ms, live))
         is_tombstone = messages.column("value").is_null().to_numpy() & ~_mask_gone(messages) & ~goes
         return bool(goes.any() or (compacted_ms is None and is_tombstone.any()))
 
@@ -264,7 +273,7 @@ class Compaction:
         compacted_ms = max(known_ms) if len(known_ms) == len(times_ms) else None
         if run is None or not self.is_chosen(replaced):
             return messages, compacted_ms
-        drops = self._drops_tombstones(topic_id, compacted_ms, live)
+        drops = self._may_drop_tombstones(topic_id, compacted_ms, live)
         goes = find_superseded(messages, run.newest, drops)
         return empty_messages(messages, goes), live.now_ms if compacted_ms is None else compacted_ms
 
@@ -277,7 +286,7 @@ class Compaction:
             return None if has_some else 0
         return compacted_ms
 
-    def _drops_tombstones(self, topic_id: int, compacted_ms: int | None, live: LiveState) -> bool:
+    def _may_drop_tombstones(self, topic_id: int, compacted_ms: int | None, live: LiveState) -> bool:
         retention_ms = live.topics[topic_id].setting("delete.retention.ms")
         return compacted_ms is not None and live.now_ms - compacted_ms >= retention_ms
 

@@ -141,7 +141,7 @@ class FinalTable:
         step = min(settled_step, self._synced.find(now_ms - self._hold_ms), *(step - 1 for step in missing))
         is_changed |= self._switch(segments, rows, live, step)
         is_waiting = pc.any(pc.equal(rows.column("kind"), FINAL_PENDING)).as_py()
-        is_waiting = is_waiting or self._compaction.is_waiting(rows, live)
+        is_waiting = is_waiting or self._compaction.is_waiting
         self._due_at_ms = self._clock.steady_ms() + self._hold_ms if is_waiting else None
         return is_changed
 

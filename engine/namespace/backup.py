@@ -158,9 +158,7 @@ def _take(namespace: Namespace, copier: _Copier) -> Manifest:
     watermarks = store.open(WATERMARKS)
     snapshot = take_snapshot(store)
     handles = {**snapshot.handles, WATERMARKS.name: watermarks}
-    open_tables = [spec for spec in TABLES if spec.is_open_to_writers]
-    # A drain removes rows that it has published. If its step comes after the copied ones, they are needed.
-    undrained = [name_file(spec, file) for spec in open_tables for file in store.open(spec).files()]
+    before_steps = [store.open(spec) for spec in TABLES if spec.is_open_to_writers]
     first = watermarks.last_step()
     if max(handle.floor() for handle in handles.values()) > first:
         raise StepsGone(f"tables were merged beyond step {first}")
@@ -168,10 +166,15 @@ def _take(namespace: Namespace, copier: _Copier) -> Manifest:
     steps = {step_name(number): files.get(step_name(number)) for number in range(first, last + 1)}
     small = {name: copier.copy_small(name, body) for name, body in steps.items()}
     # Rows of the open tables come after the steps: what these have drained must not seem new there.
-    handles |= {spec.name: store.open(spec) for spec in open_tables}
+    handles |= {handle.spec.name: store.open(handle.spec) for handle in before_steps}
     copier.forget_others({name_file(MESSAGES, file): file.size_bytes for file in handles[MESSAGES.name].files()})
     names = [name_file(handle.spec, file) for handle in handles.values() for file in handle.files()]
-    names += [*_name_files_of_steps(steps.values()), *undrained]
+    # A drain removes rows that it has published. If its step comes after the copied ones, they are needed.
+    for before in before_steps:
+        names += [name_file(before.spec, file) for file in before.files()]
+        for version in range(before.version + 1, handles[before.spec.name].version + 1):
+            names += DeltaLog(files, before.spec.name).list_added_files(version, moved=True)
+    names += _name_files_of_steps(steps.values())
     # Its log may have later checkpoints than the entries of the copy. No leader could commit behind these.
     folders = set(files.folders(FINAL_MESSAGES.name)) - {log_folder(FINAL_MESSAGES.name)}
     waiting = [name for folder in sorted(folders) for name in files.list(folder)]

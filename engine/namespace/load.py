@@ -129,7 +129,7 @@ def _read_newest(handle: TableHandle, step: int) -> pa.Table:
 def _open_at_step(store: Store, spec: TableSpec, step: int) -> TableHandle:
     handle = store.open(spec)
     if handle.floor() > step:
-        raise StepTooOld(f"{spec.name} was compacted.", found=step, expected=f"a step from {handle.floor()} on")
+        raise StepTooOld(f"{spec.name} was merged.", found=step, expected=f"a step from {handle.floor()} on")
     return handle
 
 

@@ -374,7 +374,7 @@ class IllegalState(LakeMQError, name="ILLEGAL_STATE"):
 
 
 class StepTooOld(LakeMQError, name="STEP_TOO_OLD"):
-    """The requested step has been compacted away."""
+    """Merges have removed what the tables held at the requested step."""
 
 
 class FileTruncated(LakeMQError, name="FILE_TRUNCATED"):

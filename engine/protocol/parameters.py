@@ -217,7 +217,7 @@ TOPIC = Parameters(
             "delete",
             "What happens to old messages: delete, by retention.ms and retention.bytes; compact, only the newest of "
             "each key stays, which needs final.interval.ms.",
-            choices=("delete", "compact", "compact,delete"),
+            choices=("delete", "compact", "compact,delete", "delete,compact"),
         ),
         Parameter(
             "min.compaction.lag.ms", 0, "How old messages are before compaction, by their timestamps.", 0, _MAX_MS
@@ -232,7 +232,7 @@ TOPIC = Parameters(
         Parameter(
             "min.cleanable.dirty.ratio",
             "0.5",
-            "Share of a topic's bytes, from 0 to 1, that must be new since the last compaction.",
+            "A compaction begins when more than this share of a topic's bytes, from 0 to 1, is new since the last one.",
             pattern=r"0|0\.[0-9]{1,6}|1|1\.0",
             example="0.5",
         ),

@@ -1,8 +1,8 @@
 """Attendance: find members of groups that are lost or overdue, by the heartbeats of their processes.
 
 A process puts a beat into the store every few seconds. The beat lists the process's members, with how often each has
-polled. About once a second the leader reads all beats in another thread, compares them with those it has seen, and
-reports silent members. A step then removes them from their groups.
+polled. Every second, or three in a store, the leader reads all beats in another thread, compares them with those it has
+seen, and reports silent members. A step then removes them from their groups.
 
 Nothing seen here becomes part of a step: a new leader starts with the beats in the store. Three rules keep every live
 member safe.

@@ -221,19 +221,24 @@ def test_rows_that_an_inbox_loses_to_a_later_step_are_copied(tmp_path: Path, mon
     with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
         store = mq.namespace.store
         empty = store.open(INBOX)
-        rows = pa.table({"topic": ["t"], "value": [b"1"]})
-        write_deltalake(str(tmp_path / "mq" / INBOX.name), rows, mode="append", schema_mode="merge")
+
+        def insert(value: bytes) -> None:
+            rows = pa.table({"topic": ["t"], "value": [value]})
+            write_deltalake(str(tmp_path / "mq" / INBOX.name), rows, mode="append", schema_mode="merge")
 
         def list_and_drain(files: Files) -> list[int]:
+            insert(b"2")  # which comes and goes between two looks at the table
             handle = store.open(INBOX)
             handle.replace_at(handle.version, [], handle.files())
             return list_steps(files)
 
+        insert(b"1")
         monkeypatch.setattr(backup, "list_steps", list_and_drain)
         take_backup(mq.namespace, backups)
     restore_backup(backups, str(tmp_path / "new"), {}, None)
-    insertion = read_insertion(LocalFiles(str(tmp_path / "new")), INBOX, empty.version + 1)
-    assert [(tmp_path / "new" / name).is_file() for name in insertion.files] == [True]
+    for version in (empty.version + 1, empty.version + 2):
+        insertion = read_insertion(LocalFiles(str(tmp_path / "new")), INBOX, version)
+        assert [(tmp_path / "new" / name).is_file() for name in insertion.files] == [True]
 
 
 def test_checkpoints_that_come_during_a_backup_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,18 @@ def test_tombstone_stays_for_its_time_after_older_messages_have_gone(mq: Connect
     assert show(mq) == [(4, b"b", b"3")]
 
 
+def test_damaged_file_of_a_topic_holds_up_no_other_topic(mq: Connection, mq_clock: MovableClock) -> None:
+    for topic in ("damaged", "t"):
+        mq.topics.create(topic, config=COMPACT)
+        send(mq, topic, [("a", "1"), ("a", "2")] * (3 if topic == "damaged" else 1))
+        let_all_be_final(mq, topic)
+    (file,) = Path(mq.namespace.path, "final_messages", "topic=damaged").iterdir()
+    content = file.read_bytes()
+    file.write_bytes(content[:4] + bytes(byte ^ 255 for byte in content[4:100]) + content[100:])
+    compact(mq, mq_clock, lambda: len(show(mq)) == 1)
+    assert show(mq) == [(1, b"a", b"2")]
+
+
 def test_message_that_a_queue_gives_up_and_that_is_superseded_is_no_dead_letter(
     mq: Connection, mq_clock: MovableClock
 ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, repeat
 from sys import modules
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -199,9 +199,8 @@ class FetchResult(ProcessBound):
         with needs("progress"):
             from tqdm.auto import tqdm  # in a notebook, this bar is one of its widgets
         total = self.record_count if limit is None else min(limit, self.record_count)
-        return _count_rows(
-            pieces, tqdm(total=total, desc=f"fetch {self.plan.topic}", unit=" messages", unit_scale=True)
-        )
+        bar = partial(tqdm, total=total, desc=f"fetch {self.plan.topic}", unit=" messages", unit_scale=True)
+        return _count_rows(pieces, bar)
 
     def _read(self, plan: FetchPlan) -> pa.Table:
         with self._open_span(plan):
@@ -255,8 +254,9 @@ class FetchResult(ProcessBound):
         return build_message_table(Message._fields, messages, self.record_count)
 
 
-def _count_rows(tables: Iterator[pa.Table], bar: Any) -> Iterator[pa.Table]:
-    with bar:
+def _count_rows(tables: Iterator[pa.Table], open_bar: Callable[[], Any]) -> Iterator[pa.Table]:
+    """Yield the tables, and count their rows in a bar, which is shown from the first one on."""
+    with open_bar() as bar:
         for table in tables:
             bar.update(table.num_rows)
             yield table

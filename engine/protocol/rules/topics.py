@@ -102,7 +102,7 @@ def decide_end_partitions(state: State, key: _DrainedFrom) -> list[JournalEntry]
 # Topics: create, alter and delete them, and delete their records.
 
 
-_DEAD_LETTER_TOPIC = "dead.letter.topic"
+_DEAD_LETTER_TOPIC, _CLEANUP_POLICY = "dead.letter.topic", "cleanup.policy"
 
 ROUTING_SETTINGS = (
     "max.message.bytes",
@@ -110,7 +110,7 @@ ROUTING_SETTINGS = (
     "delay.levels",
     "delay.levels.overflow",
     "delay.slot.ms",
-    "cleanup.policy",
+    _CLEANUP_POLICY,
     SCHEMA,
     SCHEMA_TYPE,
 )
@@ -167,7 +167,8 @@ def decide_alter(state: State, request: AlterTopic, inputs: DecisionInputs) -> D
     for subscription in subscriptions:
         check_subscription(subscription)
     config = _merge_config(topic, request.config, inputs.limits.topic_defaults)
-    _check_cleanup_policy(request.config, inputs)
+    if config.get(_CLEANUP_POLICY) != topic.config.get(_CLEANUP_POLICY):
+        _check_cleanup_policy(config, inputs)
     if config.get(_DEAD_LETTER_TOPIC) != topic.config.get(_DEAD_LETTER_TOPIC):
         _check_dead_letter_topic(state, topic.topic, config)
     _check_schema_change(topic, config, request.checked_schema)
@@ -232,7 +233,7 @@ def _check_dead_letter_topic(state: State, name: str, config: dict[str, Any]) ->
 
 def _check_cleanup_policy(config: Mapping[str, Any], inputs: DecisionInputs) -> None:
     """Refuse compaction where it cannot happen: it takes final messages."""
-    policy = config.get("cleanup.policy")
+    policy = config.get(_CLEANUP_POLICY)
     if policy is not None and "compact" in policy and not inputs.limits.makes_final:
         raise InvalidConfig(
             "Only final messages are compacted, and none become final here.",
