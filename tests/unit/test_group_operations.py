@@ -71,15 +71,14 @@ def test_reset_moves_the_offset_to_each_kind_of_target(mq: Connection, topic: st
 def test_reset_to_a_time_skips_no_message_published_meanwhile(
     mq: Connection, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resets = mq.groups._resets
-    look = resets._offsets_for_times
+    look = mq.groups._offsets_for_times
 
     def publish_late(name: str, times: Any) -> Any:
         offsets = look(name, times)
         mq.publish(topic, pa.table({"value": ["late"], "partition": [0], "timestamp": [NOON + timedelta(days=1)]}))
         return offsets
 
-    monkeypatch.setattr(resets, "_offsets_for_times", publish_late)
+    monkeypatch.setattr(mq.groups, "_offsets_for_times", publish_late)
     assert reset_offsets(mq, group, to=NOON + timedelta(hours=1)) == {0: (3, 5)}
 
 
