@@ -141,7 +141,8 @@ class FinalTable:
         step = min(settled_step, self._synced.find(now_ms - self._hold_ms), *(step - 1 for step in missing))
         is_changed |= self._switch(segments, rows, live, step)
         is_waiting = pc.any(pc.equal(rows.column("kind"), FINAL_PENDING)).as_py()
-        is_waiting = is_waiting or self._compaction.is_waiting
+        # Files that were switched a moment ago are merged after the hold, also if nothing becomes final until then.
+        is_waiting |= self._compaction.is_waiting or not self._switched.is_settled(now_ms - self._hold_ms)
         self._due_at_ms = self._clock.steady_ms() + self._hold_ms if is_waiting else None
         return is_changed
 
@@ -404,6 +405,10 @@ class _Steps:
         """Note that this step is reached now, if it was not reached before."""
         if not self._reached or step > self._reached[-1][1]:
             self._reached.append((now_ms, step))
+
+    def is_settled(self, until_ms: int) -> bool:
+        """Return whether the last step was reached by this time."""
+        return not self._reached or self._reached[-1][0] <= until_ms
 
     def find(self, until_ms: int) -> int:
         """Return the last step that was reached by this time; 0: there is none. Later calls ask for later times."""

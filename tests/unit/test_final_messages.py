@@ -204,6 +204,25 @@ def test_files_of_a_topic_have_times_in_their_order_though_a_store_tells_seconds
     assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
 
 
+def test_new_leader_merges_files_that_were_final_before(tmp_path: Path, mq_clock: MovableClock) -> None:
+    path = tmp_path / "mq"
+    with serve(path, mq_clock, {**CONFIG, "compact.min.files": 1_000, "merge.grace.ms": 9_000}) as mq:
+        mq.topics.create("a")
+        for number in range(3):
+            mq.publish("a", pa.table({"value": ["x"] * 10 * (number + 1)}))
+            until(lambda: are_all_final(mq))
+        read_from_final_files(mq, mq_clock)
+        assert len(list_files(path)) == 3
+    with serve(path, mq_clock, {**CONFIG, "compact.min.files": 2, "merge.grace.ms": 9_000}) as mq:
+
+        def is_merged() -> bool:
+            let_readers_move_on(mq, mq_clock)
+            return len(list_files(path)) == 1
+
+        wait_until(is_merged, "merges", PATIENCE_S)
+        check_final_messages(mq)
+
+
 def write_all_kinds(mq: lakemq.Connection) -> None:
     """Publish messages of all kinds to the topic a, and let all but the last one become final."""
     mq.topics.create("a", 2, config={"message.timestamp.type": "LogAppendTime", "ttl.ms": 600_000})
