@@ -393,6 +393,8 @@ def restore_backup(source: Files, path: str, options: Mapping[str, str], until: 
         try:
             size, digest = copy_object(source, stored.stored_as, target, name)
         except FileNotFoundError:
+            if source.size(stored.stored_as) is not None:  # it is the new namespace that cannot be written
+                raise
             raise TableDamaged(f"{stored.stored_as} is missing in {source.root}.", expected="a whole copy") from None
         if (size, digest) != stored[1:]:
             raise TableDamaged(

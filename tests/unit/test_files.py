@@ -200,6 +200,22 @@ def test_an_output_that_fails_leaves_nothing(files: Files, tmp_path: Path, piece
 # -- names ----------------------------------------------------------------------------------------------
 
 
+def test_threads_that_write_first_make_the_root_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, make = LocalFiles(str(tmp_path / "root")), os.mkdir
+    missing = list[str]()
+
+    def lose_the_race(path: str) -> None:
+        if not missing:
+            missing.append(path)
+            files.put("other/object", b"")
+            raise FileNotFoundError(errno.ENOENT, "the root was not there yet", path)
+        make(path)
+
+    monkeypatch.setattr(os, "mkdir", lose_the_race)
+    files.put("folder/object", b"late")
+    assert files.get("folder/object") == b"late"
+
+
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "..", "a/../../x", "a/..", ".", "a//b", "a/", "a/.b", "a\0b"])
 def test_names_do_not_leave_the_root(files: Files, tmp_path: Path, name: str):
     (tmp_path / "x").write_bytes(b"outside")

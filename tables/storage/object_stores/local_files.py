@@ -281,6 +281,8 @@ class _Folder:
 
     def _make(self, path: str) -> None:
         if path == self._files.root and self._files.had_root:
+            if os.path.isdir(path):  # another thread has made it meanwhile
+                return
             raise RootGone(errno.ENOENT, "The folder is gone", path)
         parent = os.path.dirname(path)
         with suppress(FileExistsError):
