@@ -111,9 +111,7 @@ def test_command_names_the_message_that_cannot_be_processed(broken: BrokenNamesp
 
 def test_command_names_the_hot_key(broken: BrokenNamespace) -> None:
     shown = broken.run(blocks("One key is hot")[0])
-    assert re.search(
-        r"spread +advice +partition 3 of clicks has 81% of the offsets of the last hour, fair is 25%", shown
-    )
+    assert re.search(r"spread +advice +partition 3 of clicks has 81% of the offsets, fair is 25%", shown)
     assert "robot" in shown
     assert "One key has 75% of the messages of clicks, in partition 3: more partitions do not spread it." in shown
 
