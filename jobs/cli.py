@@ -16,7 +16,6 @@ import typer
 from typer.core import TyperGroup
 
 from lakemq.jobs.commands import (
-    backups,
     bench,
     console,
     consume,
@@ -161,7 +160,6 @@ def lakemq(
 
 
 namespace.add_to(app)
-backups.add_to(app)
 status.add_to(app)
 status.add_history_to(app)
 topics.add_to(app)

@@ -234,7 +234,7 @@ def _copy_final_rows(files: Files, topic: str, sighting: Sighting, file_id: int)
             continue
         count = part.num_rows
         is_superseded = pc.equal(part.column("ttl_ms"), SUPERSEDED).fill_null(False).to_numpy()
-        begins = np.flatnonzero(np.diff(is_superseded, prepend=~is_superseded[:1]))
+        begins = np.flatnonzero(np.diff(is_superseded, prepend=~is_superseded[:1]))  # of runs of either kind
         for begin, run_end in zip(begins.tolist(), [*begins[1:].tolist(), count], strict=True):
             first, length = located.first + begin, run_end - begin
             if is_superseded[begin]:

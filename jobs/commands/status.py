@@ -104,8 +104,8 @@ def _show_live(mq: Connection) -> None:
         while True:
             time.sleep(_REFRESH_S)
             now = take_sample(mq)
-            if reading.done():
-                outlook = reading.result()
+            if reading.done():  # without one that can be read, the page shows the last
+                outlook = outlook if reading.exception() else reading.result()
                 if time.monotonic() >= next_s:
                     reading, next_s = pool.submit(reader.read), time.monotonic() + _OUTLOOK_S
             page.update(draw_status(read_status(mq, observer, before, now), outlook), refresh=True)

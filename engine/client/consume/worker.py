@@ -68,6 +68,7 @@ _KEEP_UP_MS = 1_000
 _SAY_EVERY_MS = 30_000
 """How often a worker that waits says so."""
 _FLUSH_MS = 10_000
+_DELIVERY_COUNT = Message._fields.index("delivery_count")
 
 
 class WorkerReport(NamedTuple):
@@ -413,8 +414,8 @@ class HandlerLoop(RebalanceListener):
             if failure is not None:
                 self._fail(message, lane, failure)
                 continue
-            tracker = trackers.get((message[0], message[1]))  # fields by index are faster than by name
-            if tracker is not None and message[7] == 1:
+            tracker = trackers.get((message[0], message[1]))  # fields by index are faster: topic, partition, offset
+            if tracker is not None and message[_DELIVERY_COUNT] == 1:
                 tracker.single_acks.append(message[2])
                 slot.acknowledged += 1
                 continue

@@ -16,12 +16,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import msgspec
+import pyarrow as pa
 import xxhash
 
 from lakemq.tables.specs.journal import JOURNAL, WATERMARKS
@@ -30,14 +31,15 @@ from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER, StepsGone, list_steps, step_name
 from lakemq.tables.storage.delta.delta_log import DeltaLog, log_folder
 from lakemq.tables.storage.delta.store import NotATable, name_file
+from lakemq.tables.storage.native_calls import Workers
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles, open_files
 
+from ..namespace.data_file import file_name
+from ..namespace.namespace import Namespace
+from ..namespace.step_reader import take_snapshot
 from ..protocol.codec.steps import decode_head, decode_step_object
 from ..protocol.errors import InvalidRequest, NamespaceError, NewerFormat, StorageError, TableDamaged
 from ..protocol.values.log import FilesAdded
-from .data_file import file_name
-from .namespace import Namespace
-from .step_reader import take_snapshot
 
 FORMAT = 1
 MANIFESTS = "manifests"
@@ -181,7 +183,7 @@ def _take(namespace: Namespace, copier: _Copier) -> Manifest:
     large = copier.copy_large(names, [name for name in waiting if name.endswith(".parquet")])
     logs = ((DeltaLog(files, handle.spec.name), handle.version) for handle in handles.values())
     entries = [name for log, version in logs for name in log.list_objects(version)]
-    small |= dict(zip(entries, copier.run(copier.read_small, entries), strict=True))
+    small |= dict(zip(entries, _call_at_once(copier.read_small, entries), strict=True))
     head = decode_head(steps[step_name(last)])
     least = max(handle.last_step() for handle in handles.values())
     manifest = Manifest(FORMAT, namespace.namespace_id, least, last, head.decided_at_ms, small | large)
@@ -203,12 +205,8 @@ class _Copier:
         """stored_before: objects that the backup has, by their names in the namespace. More come."""
         self._source, self.destination, self._known = source, destination, stored_before
         self._stored = {stored.stored_as for stored in stored_before.values()}
-        self._copied_count = self._copied_bytes = 0
-
-    def run(self, copy: Callable[[str], StoredObject], names: Iterable[str]) -> list[StoredObject]:
-        """Copy objects, several at a time."""
-        with ThreadPoolExecutor(_COPIES, thread_name_prefix="lakemq-backup") as pool:
-            return list(pool.map(copy, names))
+        self._copied: list[int] = []
+        """Their sizes in bytes. Several threads append to it."""
 
     def read_small(self, name: str) -> StoredObject:
         """Copy an object whose name other objects may have had. Raises FileNotFoundError."""
@@ -221,7 +219,7 @@ class _Copier:
         if stored.stored_as not in self._stored:
             try:
                 self.destination.put(stored.stored_as, body)
-                self._count(stored)
+                self._copied.append(len(body))
             except FileExistsError:
                 check_object(self.destination, stored)
             self._stored.add(stored.stored_as)
@@ -243,10 +241,8 @@ class _Copier:
                     raise
                 return None
 
-        with ThreadPoolExecutor(_COPIES, thread_name_prefix="lakemq-backup") as pool:
-            for name, stored in zip(new, pool.map(copy, new), strict=True):
-                if stored is not None:
-                    self._known[name] = stored
+        copies = zip(new, _call_at_once(copy, new), strict=True)
+        self._known |= {name: stored for name, stored in copies if stored is not None}
         return {name: self._known[name] for name in required.union(waiting) if name in self._known}
 
     def forget_others(self, sizes_bytes: Mapping[str, int]) -> None:
@@ -259,19 +255,25 @@ class _Copier:
         try:
             stored = StoredObject(name, *copy_object(self._source, name, self.destination, name))
         except TableDamaged:  # the name is taken by another content, which stays
-            digest = _read_digest(self._source, name)[1]
+            digest = _hash_object(self._source, name)[1]
             as_name = f"{name}.{digest}"
             stored = StoredObject(as_name, *copy_object(self._source, name, self.destination, as_name))
-        self._count(stored)
+        self._copied.append(stored.size_bytes)
         return stored
 
-    def _count(self, stored: StoredObject) -> None:
-        self._copied_count += 1
-        self._copied_bytes += stored.size_bytes
-
     def report(self, manifest: Manifest) -> Copied:
-        counts = len(manifest.objects), self._copied_count, self._copied_bytes
+        counts = len(manifest.objects), len(self._copied), sum(self._copied)
         return Copied(manifest.step, manifest.decided_at_ms, *counts)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _call_at_once(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Return what the function returns for each item. It is called for several at a time."""
+    with Workers(_COPIES, "lakemq-copies") as pool:
+        return list(pool.map(function, items))
 
 
 def copy_object(source: Files, name: str, target: Files, as_name: str) -> tuple[int, str]:
@@ -279,41 +281,52 @@ def copy_object(source: Files, name: str, target: Files, as_name: str) -> tuple[
 
     Raises FileNotFoundError: it is gone. TableDamaged: another object has its name.
     """
-    size, digest = 0, xxhash.xxh3_128()
     try:
         with source.open_input(name) as reader, target.open_output(as_name) as writer:
-            while piece := reader.read(_PIECE_BYTES):
-                digest.update(piece)
-                size += len(piece)
-                writer.write(piece)
+            return _hash_pieces(reader, writer.write)
     except FileExistsError:
-        read = _read_digest(source, name)
-        check_object(target, StoredObject(as_name, *read))
-        return read
-    return size, digest.hexdigest()
+        size_bytes, digest = _hash_object(source, name)
+        check_object(target, StoredObject(as_name, size_bytes, digest))
+        return size_bytes, digest
 
 
-def _read_digest(files: Files, name: str) -> tuple[int, str]:
-    size, digest = 0, xxhash.xxh3_128()
+def _hash_object(files: Files, name: str) -> tuple[int, str]:
+    """Return the size and the hash of an object. Raises FileNotFoundError."""
     with files.open_input(name) as reader:
-        while piece := reader.read(_PIECE_BYTES):
-            digest.update(piece)
-            size += len(piece)
-    return size, digest.hexdigest()
+        return _hash_pieces(reader, lambda piece: None)
+
+
+def _hash_pieces(reader: pa.NativeFile, write: Callable[[bytes], object]) -> tuple[int, str]:
+    """Read to the end, write each piece, and return the size and the hash of all."""
+    size_bytes, digest = 0, xxhash.xxh3_128()
+    while piece := reader.read(_PIECE_BYTES):
+        digest.update(piece)
+        size_bytes += len(piece)
+        write(piece)
+    return size_bytes, digest.hexdigest()
 
 
 def check_object(files: Files, expected: StoredObject) -> None:
     """Read an object, and check that it is as it was copied. Raises TableDamaged."""
     try:
-        stored = StoredObject(expected.stored_as, *_read_digest(files, expected.stored_as))
+        size_bytes, digest = _hash_object(files, expected.stored_as)
     except FileNotFoundError:
-        raise TableDamaged(f"{expected.stored_as} is missing in {files.root}.", expected="a whole copy") from None
-    if stored != expected:
+        raise _make_missing_error(files, expected) from None
+    _compare(files, expected, size_bytes, digest)
+
+
+def _compare(files: Files, expected: StoredObject, size_bytes: int, digest: str) -> None:
+    """Raise TableDamaged if an object of the backup has another size or hash than it had when it was copied."""
+    if (size_bytes, digest) != (expected.size_bytes, expected.digest):
         raise TableDamaged(
             f"{expected.stored_as} in {files.root} is not as it was copied.",
-            found=f"{stored.size_bytes} bytes with hash {stored.digest}",
+            found=f"{size_bytes} bytes with hash {digest}",
             expected=f"{expected.size_bytes} bytes with hash {expected.digest}",
         )
+
+
+def _make_missing_error(files: Files, expected: StoredObject) -> TableDamaged:
+    return TableDamaged(f"{expected.stored_as} is missing in {files.root}.", expected="a whole copy")
 
 
 def read_manifests(files: Files) -> list[Manifest]:
@@ -348,8 +361,7 @@ def _read_manifest(files: Files, name: str) -> Manifest:
 def verify_backups(files: Files) -> int:
     """Read all objects of all backups, and return how many there are. Raises TableDamaged: one is not as copied."""
     objects = {stored for manifest in read_manifests(files) for stored in manifest.objects.values()}
-    with ThreadPoolExecutor(_COPIES, thread_name_prefix="lakemq-backup") as pool:
-        list(pool.map(lambda stored: check_object(files, stored), objects))
+    _call_at_once(partial(check_object, files), objects)
     return len(objects)
 
 
@@ -391,21 +403,15 @@ def restore_backup(source: Files, path: str, options: Mapping[str, str], until: 
     def copy(name: str) -> None:
         stored = objects[name]
         try:
-            size, digest = copy_object(source, stored.stored_as, target, name)
+            size_bytes, digest = copy_object(source, stored.stored_as, target, name)
         except FileNotFoundError:
             if source.size(stored.stored_as) is not None:  # it is the new namespace that cannot be written
                 raise
-            raise TableDamaged(f"{stored.stored_as} is missing in {source.root}.", expected="a whole copy") from None
-        if (size, digest) != stored[1:]:
-            raise TableDamaged(
-                f"{stored.stored_as} in {source.root} is not as it was copied.",
-                found=f"{size} bytes with hash {digest}",
-                expected=f"{stored.size_bytes} bytes with hash {stored.digest}",
-            )
-        copied.append(size)
+            raise _make_missing_error(source, stored) from None
+        _compare(source, stored, size_bytes, digest)
+        copied.append(size_bytes)
 
-    with ThreadPoolExecutor(_COPIES, thread_name_prefix="lakemq-restore") as pool:
-        list(pool.map(copy, objects.keys() - set(journal)))
+    _call_at_once(copy, objects.keys() - set(journal))
     for name in journal:
         copy(name)
     return Copied(last, decided_at_ms, len(objects), len(copied), sum(copied))
