@@ -31,7 +31,7 @@ from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import Files
-from lakemq.tables.storage.parquet import BASE_BYTES, open_bounded_parquet
+from lakemq.tables.storage.parquet import open_bounded_parquet
 
 from ..namespace.data_file import BODY, file_name, new_data_file, read_footer
 from ..protocol.values.assignments import TopicIdPartition
@@ -287,5 +287,5 @@ class _FinalReader:
             ends = np.cumsum([metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)])
             group = int(np.searchsorted(ends, located.first_row, side="right"))
             names = [name for name in BODY if name in FILE_SCHEMA.names]
-            self._rows = open_bounded_parquet(source, metadata, BASE_BYTES).read_row_groups([group], names)
+            self._rows = open_bounded_parquet(source, metadata).read_row_groups([group], names)
             self._file_id, self._first_row = located.file_id, int(ends[group]) - self._rows.num_rows

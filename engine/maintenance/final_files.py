@@ -25,7 +25,7 @@ from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import Files
-from lakemq.tables.storage.parquet import BASE_BYTES, open_bounded_parquet
+from lakemq.tables.storage.parquet import open_bounded_parquet
 
 from ..namespace import crash
 from ..namespace.data_file import file_name, is_expected_file, read_footer, read_journaled_digest
@@ -84,6 +84,10 @@ _COLUMNS = (
 )
 
 Numbers = npt.NDArray[np.int64]
+Batch = tuple[pa.Table, pa.Table | None]
+"""Segments of a file, and their visible rows; None: there are none."""
+READ_ERRORS = (OSError, ValueError, pa.ArrowException)
+"""Errors of a file that is gone or damaged. A damaged page is an OSError."""
 
 
 class FinalFileWriter:
@@ -106,7 +110,7 @@ class FinalFileWriter:
             put: takes each file when it is written.
 
         Raises:
-            OSError: the store failed.
+            OSError: `segments` cannot be read, or a file not be written.
         """
         self._turn += 1
         waiting = [topic for topic in topics.values() if (topic.final_offsets < topic.last_stable_offsets).any()]
@@ -114,25 +118,14 @@ class FinalFileWriter:
         self._turns = {topic_id: turn for topic_id, turn in self._turns.items() if topic_id in topics}
         chosen = waiting[:MOST_FILES]
         segments = _read_segments(self._store, chosen)
-        files = chain.from_iterable(self._try_topic(topic, segments) for topic in chosen)
+        files = chain.from_iterable(self._write_topic(topic, segments) for topic in chosen)
         for written in islice(files, MOST_FILES):
             put(written)
 
-    def _try_topic(self, topic: Topic, segments: pa.Table) -> Iterator[RangesWritten]:
-        """Write the files of a topic until one cannot be read."""
-        self._turns[topic.topic_id] = self._turn
-        try:
-            yield from self._write_topic(topic, segments)
-        except (FileNotFoundError, ValueError, pa.ArrowException) as error:
-            log.warning(
-                "Messages of %s do not become final: %s. `lakemq doctor` names damaged files.", topic.topic, error
-            )
-
     def _write_topic(self, topic: Topic, segments: pa.Table) -> Iterator[RangesWritten]:
+        self._turns[topic.topic_id] = self._turn
         chosen = _choose_segments(topic, segments.filter(pc.field("topic_id") == topic.topic_id))
-        for batch in _cut_into_files(chosen, self._store.files):
-            visible = batch.filter(pc.field("is_visible"))
-            rows = _read_rows(self._store.files, visible) if visible.num_rows else None
+        for batch, rows in _skip_unreadable(topic.topic, _read_batches(self._store.files, chosen)):
             files = [] if rows is None else [self._write_file(topic, rows)]
             self._crash_point("finalizing.file_written")
             yield RangesWritten(topic.topic_id, files, describe_ranges(batch, rows))
@@ -141,10 +134,6 @@ class FinalFileWriter:
         rows = rows.append_column("topic_id", pa.repeat(topic.topic_id, rows.num_rows)).select(FILE_SCHEMA.names)
         file_id = FINAL_FILES | self._new_file_id()
         return write_final_file(self._store.files, self._leftovers, topic.topic, rows, file_id, self._crash_point)
-
-
-READ_ERRORS = (OSError, ValueError, pa.ArrowException)
-"""Errors of a file that is gone or damaged. A damaged page is an OSError."""
 
 
 class NamedFile(NamedTuple):
@@ -299,6 +288,21 @@ def _find_outcomes(segments: pa.Table) -> tuple[npt.NDArray[np.bool_], npt.NDArr
     return is_message, ended_as
 
 
+def _read_batches(files: Files, segments: pa.Table) -> Iterator[Batch]:
+    """Read the rows of the segments of a topic, those of one file after the other."""
+    for batch in _cut_into_files(segments, files):
+        visible = batch.filter(pc.field("is_visible"))
+        yield batch, _read_rows(files, visible) if visible.num_rows else None
+
+
+def _skip_unreadable(topic: str, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the batches until one cannot be read. What it raises is logged: other topics go on."""
+    try:
+        yield from batches
+    except READ_ERRORS as error:
+        log.warning("Messages of %s do not become final: %s. `lakemq doctor` names damaged files.", topic, error)
+
+
 def _cut_into_files(segments: pa.Table, files: Files) -> Iterator[pa.Table]:
     """Yield the segments for a file each, by partition and offset.
 
@@ -419,7 +423,7 @@ def _read_bodies(files: Files, places: Sequence[tuple[int, int, int]]) -> _Bodie
             sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
             firsts = np.cumsum([0, *sizes])
             needed = sorted({group for row, length in of_file for group in _find_groups(firsts, row, length)})
-            parquet = open_bounded_parquet(source, metadata, BASE_BYTES)
+            parquet = open_bounded_parquet(source, metadata)
             part = parquet.read_row_groups(needed, [*_BODY])
         taken = np.array([sizes[i] for i in needed], np.int64)
         groups[file_id] = firsts[needed], count + np.cumsum(taken) - taken

@@ -31,6 +31,8 @@ from ..protocol.codec.letter import decode_letter
 from ..protocol.rows.log import find_named_files
 from ..protocol.values.log import Produce
 
+UNLISTED_MS = 300_000
+"""Age at which a leftover file leaves the table. No query opens `messages` so long after `segments`."""
 _WAIT_S = 2
 """How long a removal waits for the lock. Where messages keep dying, a search holds it most of the time."""
 
@@ -61,40 +63,50 @@ class DataFileRemover:
         """
         self._store, self._leftovers, self._clock = store, leftovers, clock
         self._grace_ms, self._removing, self._crash_point = grace_ms, removing, crash_point
+        self._named: set[str] = set()
+        """Files of the table that were listed as left over when they were still named: they are not looked for."""
 
     def remove(self, handles: Handles, step: int) -> None:
-        """Remove files that were replaced, or written in vain, longer ago than the grace, and that nothing names."""
-        expired = self._leftovers.find_expired_lists(MESSAGES.name, self._grace_ms)
-        if not expired.lists or not self._removing.acquire(timeout=_WAIT_S):
+        """Remove files that were replaced, or written in vain, and that nothing names.
+
+        They leave the table after UNLISTED_MS, so that queries do not read them in vain, and the store after the grace.
+        """
+        graces_ms = (min(UNLISTED_MS, self._grace_ms), self._grace_ms)
+        unlisted, expired = self._leftovers.find_expired_lists(MESSAGES.name, *graces_ms)
+        listed = {file.path for file in handles[MESSAGES.name].files()} & unlisted.paths
+        if not (listed - self._named or expired.lists) or not self._removing.acquire(timeout=_WAIT_S):
             return  # the next pass tries again
         try:
-            self._remove_expired_files(expired, handles, step)
+            for name in TABLES_LOOKED_AT:
+                handles[name].claim()
+            unnamed = self._find_unnamed_files(unlisted, handles, step)
+            self._named = listed - unnamed
+            self._unlist_files(handles[MESSAGES.name], unnamed)
+            self._delete_files(expired, unnamed & expired.paths)
         finally:
             self._removing.release()
 
-    def _remove_expired_files(self, expired: ExpiredLists, handles: Handles, step: int) -> None:
-        messages = handles[MESSAGES.name]
-        for name in TABLES_LOOKED_AT:
-            handles[name].claim()
-        unnamed = self._find_unnamed_files(expired, handles, step)
+    def _unlist_files(self, messages: TableHandle, unnamed: set[str]) -> None:
         listed = [file for file in messages.files() if file.path in unnamed]
         if listed:
             messages.replace_at(messages.version, [], listed)
             self._crash_point("housekeeping.old_removed")
+
+    def _delete_files(self, expired: ExpiredLists, unnamed: set[str]) -> None:
         if self._leftovers.delete_expired_files(expired, MESSAGES.name, unnamed) and unnamed:
             self._crash_point("housekeeping.old_deleted")
 
-    def _find_unnamed_files(self, expired: ExpiredLists, handles: Handles, step: int) -> set[str]:
-        """Return the files that nothing names.
+    def _find_unnamed_files(self, leftover: ExpiredLists, handles: Handles, step: int) -> set[str]:
+        """Return the files of the lists that nothing names.
 
         The order of looking matters. A name only moves from letters to steps, and from there to the tables, and
         is in the next place before it leaves the one before. So no name escapes a look in this order.
         """
-        is_publishers = any(parse_file_id(path) < SEQUENCERS_FILES for path in expired.paths)
+        is_publishers = any(parse_file_id(path) < SEQUENCERS_FILES for path in leftover.paths)
         named = {-1, *(self._read_file_ids_in_letters() if is_publishers else ())}
         named |= find_named_files(StepReader(self._store, step, self._clock.steady_ms).read())
         named = named.union(*(read_named_file_ids(handles[name]) for name in POINTING))
-        return {path for path in expired.paths if parse_file_id(path) not in named}
+        return {path for path in leftover.paths if parse_file_id(path) not in named}
 
     def _read_file_ids_in_letters(self) -> Iterator[int]:
         """Yield the ids of files that waiting letters name.

@@ -113,18 +113,36 @@ def test_deleted_messages_leave_files_that_have_others(tmp_path: Path) -> None:
 def test_rows_that_pack_well_are_written_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of a file are in memory."""
     monkeypatch.setattr(final_files, "FILE_BYTES", 1 << 20)
-    written = list[RangesWritten]()
     with serve(tmp_path / "mq", settings={"project.interval.ms": 20}) as mq:
         mq.topics.create("a")
         mq.publish("a", pa.table({"value": [b"x" * 20_000] * 200}))
-        writer = FinalFileWriter(mq.namespace.store, new_file_id, nowhere)
+        assert len(write_final_files(mq)) == 4
 
-        def write() -> bool:
-            writer.write(mq.state().topics, written.append)
-            return bool(written)
 
-        until(write)
-    assert len(written) == 4
+def write_final_files(mq: Connection) -> list[RangesWritten]:
+    """Write the files of messages that are not final yet, without a decision."""
+    written = list[RangesWritten]()
+    writer = FinalFileWriter(mq.namespace.store, new_file_id, nowhere)
+
+    def write() -> bool:
+        writer.write(mq.state().topics, written.append)
+        return bool(written)
+
+    until(write)
+    return written
+
+
+def test_published_file_with_a_damaged_page_holds_up_its_topic_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with serve(path, settings={"project.interval.ms": 20, "inline.max.bytes": 1000}) as mq:
+        for topic in ("a", "b"):
+            mq.topics.create(topic)
+            mq.publish(topic, pa.table({"value": [f"{topic} {i}" * 50 for i in range(100)]}))
+            if topic == "a":
+                (file,) = (path / "messages").glob("*.parquet")
+                content = file.read_bytes()
+                file.write_bytes(content[:4] + bytes(byte ^ 255 for byte in content[4:-2000]) + content[-2000:])
+        assert {written.topic_id for written in write_final_files(mq)} == {mq.state().topic("b").topic_id}
 
 
 def test_announcements_of_new_files_go_when_the_table_has_them(mq: Connection) -> None:

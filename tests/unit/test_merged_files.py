@@ -20,6 +20,7 @@ from lakemq.engine.client.fetch.fetch_result import FetchResult
 from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.client.sql.query import connect_duckdb, run_query
 from lakemq.engine.maintenance import housekeeping, merging
+from lakemq.engine.maintenance.removal import UNLISTED_MS
 from lakemq.engine.namespace.data_file import file_name, write_data_file
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.clients import Letter
@@ -213,6 +214,25 @@ def test_files_are_kept_for_the_grace_and_a_plan_reads_them(path: Path) -> None:
         )
         assert texts(old) == texts(mq.fetch("a")) == ["m0", "m1", "m2"]
         assert mq.fetch("a").plan.segments.num_rows == 1
+
+
+def test_replaced_files_leave_the_table_before_the_store(path: Path) -> None:
+    """Queries do not read them in vain, and those that were planned earlier still find them."""
+    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
+        with lead_one_term(mq):
+            mq.topics.create("a")
+        publish(mq, "m0", "m1", "m2")
+        for file in data_files(path):
+            age(path / MESSAGES.name / file, days=1)
+        old, replaced = mq.fetch("a"), data_files(path)
+        lead_briefly(mq)
+        for announced in (path / FOLDER).glob("messages-*"):
+            age(announced, days=UNLISTED_MS / 86_400_000 + 0.001)
+        lead_briefly(mq)
+        assert {file.path for file in mq.namespace.store.open(MESSAGES).files()} == data_files(path) - replaced
+        assert replaced < data_files(path)
+        assert texts(old) == texts(mq.fetch("a")) == ["m0", "m1", "m2"]
+        assert check_data_files(mq).ok
 
 
 def texts(fetched: FetchResult) -> list[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -78,7 +78,7 @@ class Leftovers:
 
     def delete(self, table: str, grace_ms: int, newest: Callable[[], TableHandle]) -> int:
         """Delete files that were listed `grace_ms` ago, and that the newest version does not name. Return how many."""
-        expired = self.find_expired_lists(table, grace_ms)
+        (expired,) = self.find_expired_lists(table, grace_ms)
         if not expired.lists:
             return 0
         # the table is read after the lists
@@ -86,14 +86,17 @@ class Leftovers:
         self.delete_expired_files(expired, table, gone)
         return len(gone)
 
-    def find_expired_lists(self, table: str, grace_ms: int) -> ExpiredLists:
-        """Return the lists older than `grace_ms`, and their paths that no younger list names."""
+    def find_expired_lists(self, table: str, *grace_ms: int) -> list[ExpiredLists]:
+        """Return for each grace period the lists older than it, and their paths that no younger list names."""
         lists = self._list_names(table)
         if not lists:
-            return ExpiredLists((), frozenset())
+            return [ExpiredLists((), frozenset())] * len(grace_ms)
         now_ms = self._files.time_ms()
         written = {name: at_ms for name in lists if (at_ms := self._list_written_ms(name)) is not None}
-        old = [name for name, at_ms in written.items() if now_ms - at_ms > grace_ms]
+        return [self._choose_lists(written, now_ms - grace) for grace in grace_ms]
+
+    def _choose_lists(self, written: Mapping[str, int], before_ms: int) -> ExpiredLists:
+        old = [name for name, at_ms in written.items() if at_ms < before_ms]
         if not old:
             return ExpiredLists((), frozenset())
         named = {name: self._read_list(name) for name in written}
