@@ -37,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS := $(shell echo $$(($$(nproc) * 3 / 2)))
 PARALLEL := -n $(WORKERS) --dist worksteal tests/unit tests/golden tests/stateful
 # One worker begins with all tests that share the Spark session. The others take files without a JVM and faults, mixed:
-# what computes runs beside what waits for leases and for processes that were killed.
+# what computes runs beside what waits for leases and for processes that were killed. Quick files come last: all end together.
 MIXED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder tests/unit tests/golden tests/stateful tests/spark tests/faults
 ARCHIVE := $(VENV)/spark.jsa
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,23 @@ PACKAGE_FOLDERS = ("conf", "engine", "jobs", "lakemq", "pyspark_lakemq", "src", 
 # pytest's own `pythonpath` reaches this process only; Spark's workers and other children need this.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT / "tests"), os.environ.get("PYTHONPATH")]))
 
+MEMORY = "/dev/shm"
+ROOM_BYTES = 8 << 30
+"""What the largest tests of all workers take together."""
+
+
+def keep_files_in_memory() -> None:
+    """Let pytest make the folders of tests in memory: they sync hundreds of files, and here no power is lost.
+
+    They stay on the disk if memory has too little room, or if programs may not run there.
+    """
+    with suppress(OSError):
+        status = os.statvfs(MEMORY)
+        if status.f_bavail * status.f_frsize >= ROOM_BYTES and not status.f_flag & os.ST_NOEXEC:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+
+
+keep_files_in_memory()
 jvm.quick_start()
 raise_for_defects()
 # Each run of a command would build the tree of all commands again: a quarter of the time of the tests of commands.
@@ -54,13 +72,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in MARKED_FOLDERS:
             item.add_marker(folder)
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: place_in_queue(item.nodeid))
+        long_scopes = {scope_of(item.nodeid) for item in items if any(map(item.get_closest_marker, ("slow", "faults")))}
+        items.sort(key=lambda item: place_in_queue(scope_of(item.nodeid), long_scopes))
 
 
-def place_in_queue(nodeid: str) -> tuple[bool, int]:
-    """Return the place of a test among those of all workers: Spark's session first, then all other scopes mixed."""
-    scope = scope_of(nodeid)
-    return scope != SPARK, zlib.crc32(scope.encode())
+def place_in_queue(scope: str, long_scopes: set[str]) -> tuple[bool, bool, int]:
+    """Return the place of a scope among those of all workers: Spark's session, then long ones, mixed.
+
+    Quick ones are last, so that all workers end at the same time.
+    """
+    return scope != SPARK, scope not in long_scopes, zlib.crc32(scope.encode())
 
 
 def scope_of(nodeid: str) -> str:
