@@ -188,7 +188,7 @@ def test_leader_refuses_to_lead_when_unprojected_step_is_missing(family: Process
         leader.kill()
         lost = min(set(folder.iterdir()) - before)
         saved = lost.rename(Path(family.path, ".kept"))
-        heir = sequencer_of(mq)
+        heir = Sequencer(mq.namespace, new_id(), SystemClock(), new_file_id)
         with pytest.raises(LakeMQError, match=f"{lost.name} is missing"):
             until(heir.try_lead, "lease")
         assert not heir.leads
@@ -196,7 +196,3 @@ def test_leader_refuses_to_lead_when_unprojected_step_is_missing(family: Process
         until(heir.try_lead, "lease")
         heir.resign()
     check_all(family.path, TOPIC, [])
-
-
-def sequencer_of(mq: Connection) -> Sequencer:
-    return Sequencer(mq.namespace, new_id(), SystemClock(), new_file_id)

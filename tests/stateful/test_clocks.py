@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from clocks import ManualClock
 from stateful.player import Player
-from stateful.world import EXPIRY_INTERVAL_MS, LEASE_MS
+from stateful.world import LEASE_MS
 
 from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
@@ -131,22 +131,6 @@ def test_a_backlog_keeps_a_transaction_from_its_timeout_for_a_while_only(player:
         player.step()
         assert is_open(player) == (passed_ms < MAX_BACKLOG_MS)
         player.world.clock.sleep(1000)
-
-
-@pytest.mark.parametrize("off_ms", [-HOURS_MS, HOURS_MS])
-def test_an_active_client_is_not_ended_by_a_leader_whose_clock_is_off(player: Player, off_ms: int) -> None:
-    player.world.put("active", 1, [InitProducer()], [])
-    player.step()
-    player.new_leader(WrongClock(player.world.clock, off_ms))
-    player.step()
-    player.world.clock.sleep(EXPIRY_INTERVAL_MS + 1)
-    player.step()
-    player.world.put("active", 2, [InitProducer()], [])
-    player.step()
-    assert player.world.take_answer("active", 2)
-    player.new_leader()
-    player.step()
-    assert player.leader.state.clients["active"].number == 2
 
 
 # -- processes that were stopped ----------------------------------------------------------------------------

@@ -54,10 +54,6 @@ TABLE = [
 ]
 
 
-def parse_counts(text: str) -> dict[str, int]:
-    return {topic: int(count) for topic, count in (entry.split(":") for entry in text.split())}
-
-
 def parse_partitions(text: str) -> tuple[TopicPartition, ...]:
     names = (entry if "-" in entry else f"t-{entry}" for entry in text.split(",") if entry)
     return tuple((topic, int(number)) for topic, number in (name.split("-") for name in names))
@@ -73,7 +69,7 @@ def parse_members(text: str, topics: Iterable[str]) -> dict[str, Member]:
 
 @pytest.mark.parametrize(("name", "partitions", "members", "expected"), TABLE)
 def test_assignor_gives_each_member_its_partitions(name: str, partitions: str, members: str, expected: str) -> None:
-    counts = parse_counts(partitions)
+    counts = {topic: int(count) for topic, count in (entry.split(":") for entry in partitions.split())}
     members_by_id = parse_members(members, counts)
     expected_assignment = {member_id: sorted(member.owned) for member_id, member in parse_members(expected, ()).items()}
     assert check_assignment(BUILT_IN[name](counts, members_by_id), counts, members_by_id) == expected_assignment

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
-import pyarrow as pa
 import pytest
-from unit.served import served
 
 from lakemq.engine.namespace.at_exit import ExitHooks, Stage
 from lakemq.tables.storage.native_calls import NativeCalls
@@ -136,39 +134,6 @@ def test_exit_interrupts_native_calls_waits_for_them_and_lets_no_daemon_thread_b
     assert events[-1] == "late"
     nested()
     assert events[-1] == "nested", "the main thread may go on"
-
-
-READING = """
-import sys, threading
-import lakemq
-from lakemq.tables.specs.topics import SEGMENTS
-mq = lakemq.connect(sys.argv[1])
-def read():
-    while True:
-        mq.namespace.store.open(SEGMENTS).read()
-def query():
-    while True:
-        mq.sql("SELECT count(*) FROM range(1000000) a(n), range(10000000) b(n) WHERE a.n * b.n > 77")
-def tail():
-    for _ in mq.tail("t"):
-        pass
-for target in read, read, query, tail:
-    threading.Thread(target=target, daemon=True).start()
-mq.fetch("t").to_arrow()
-"""
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_program_ends_in_order_while_daemon_threads_read(tmp_path: Path) -> None:
-    """Without the wait about half of such programs die by SIGSEGV, so one of four does nearly always."""
-    with served(tmp_path) as mq:
-        mq.topics.create("t")
-        mq.publish("t", pa.table({"value": ["x"]}))
-        command = [sys.executable, "-c", READING, mq.namespace.path]
-        children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
-        outputs = [child.communicate(timeout=120)[1] for child in children]
-        assert [child.returncode for child in children] == [0] * 4, outputs
 
 
 LATE = """

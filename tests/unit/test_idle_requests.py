@@ -2,11 +2,8 @@
 
 import http.client
 import itertools
-import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +18,6 @@ from obstore.store import LocalStore
 from protocol_harness import AtOnce
 from unit.test_direct_line import letter_of
 
-import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance.merging import FEW_FILES
 from lakemq.engine.namespace.config import load_config
@@ -192,8 +188,6 @@ def test_a_standby_of_a_store_looks_four_times_in_a_lease_and_takes_over_when_it
 # Idle connections, which anybody may open: they end soon, and take no descriptor that the sequencer needs.
 
 PATIENCE_S = 60
-IDLE = 150
-"""Connections to each server; more than its process may have descriptors."""
 
 
 @contextmanager
@@ -268,49 +262,3 @@ def test_silent_connections_keep_no_visitor_out(mq: Connection, open_server: Ope
         for _ in range(50):
             stack.enter_context(connect(port)).sendall(GET)
         assert read_status(port) == 200
-
-
-SERVE = """
-import json, resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-import lakemq
-from lakemq.engine.client.connection import Connection
-from lakemq.jobs.console.app import serve_console
-from lakemq.jobs.console.console import ConsoleSettings
-from lakemq.jobs.metrics.server import serve_metrics
-from lakemq.jobs.process.http_listener import HttpLimits
-from lakemq.tables.storage.coordination.sockets import line_name
-
-limits = HttpLimits(connections=64, request_s=0.2)
-with (
-    lakemq.connect(sys.argv[1], create=True, config={"line.listen": "127.0.0.1:0"}) as mq,
-    mq.serving() as serving,
-    serve_metrics(mq, "127.0.0.1", 0, serving, limits) as metrics,
-    serve_console(mq, ConsoleSettings(port=0), list, serving, limits) as console,
-):
-    mq.topics.create("orders")
-    line = json.loads(mq.namespace.files.get(line_name(1)))["port"]
-    print(json.dumps([line, metrics, int(console.rstrip("/").rpartition(":")[2])]), flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.mark.extended
-def test_idle_connections_to_all_servers_keep_no_descriptor_from_the_sequencer(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SERVE, str(tmp_path / "mq")]
-    with (tmp_path / "log").open("wb") as log, ExitStack() as stack:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-        stack.enter_context(child)
-        stack.callback(child.kill)
-        assert child.stdout is not None
-        line, metrics, console = json.loads(child.stdout.readline())
-        for port in itertools.chain.from_iterable([(line, metrics, console)] * IDLE):
-            stack.enter_context(connect(port))
-        with lakemq.connect(str(tmp_path / "mq")) as mq, mq.producer() as producer:
-            sent = [producer.send("orders", value=str(number)).result(PATIENCE_S).offset for number in range(50)]
-            assert sent == list(range(50))
-            assert len(mq.fetch("orders")) == 50
-        assert (read_status(metrics), read_status(console)) == (200, 200)
-        child.communicate(timeout=PATIENCE_S)
-        assert child.returncode == 0
-    assert (tmp_path / "log").stat().st_size < 20_000, "the log must not grow with the connections"

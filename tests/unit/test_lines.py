@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from unit.line_peers import LEASE_MS, PATIENCE_S, LineClient, LineLeader, until
@@ -274,7 +275,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_no_hindrance(tmp_path: Path) ->
 # Frames on a line: cut anywhere they are the same, and nothing that a peer sends makes a reader hold too much.
 
 
-@pytest.mark.slow
+@examples()
 @given(st.lists(st.binary(max_size=40), max_size=6), st.data())
 def test_frames_that_arrive_in_pieces_are_the_same(contents: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(encode_frame(FrameKind.LETTER, content) for content in contents)

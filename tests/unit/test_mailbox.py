@@ -230,18 +230,13 @@ def test_a_full_mailbox_refuses(files: Files):
 # -- a backlog ------------------------------------------------------------------------------------------
 
 
-def take_some(mailbox: Mailbox, limit: int) -> list[LetterName]:
-    """Take up to `limit` of the next letters."""
-    return list(islice(mailbox.iterate_letters(), limit))
-
-
 def test_look_to_the_end_includes_new_letters(tmp_path: Path):
     """Another sequencer took all letters of an old listing. New ones still come in the same call."""
     files = LocalFiles(str(tmp_path))
     stale, other = Mailbox(files), Mailbox(files)
     for number in range(1, 8):
         other.put("old", number, b"", 1_000)
-    assert len(take_some(stale, 5)) == 5
+    assert len(list(islice(stale.iterate_letters(), 5))) == 5
     other.discard(other.list_waiting(100))
     other.put("new", 1, b"", 9_000)
     letters = list(stale.iterate_letters())

@@ -44,10 +44,6 @@ def list_segments(mq: Harness) -> Segments:
     return segments
 
 
-def list_kinds(mq: Harness) -> list[str]:
-    return [entry.record.kind for entry in mq.steps[-1].entries]
-
-
 # -- offsets ------------------------------------------------------------------------------------------------
 
 
@@ -55,7 +51,7 @@ def test_segment_has_all_columns_of_its_rows(mq: Harness) -> None:
     pid = mq.producer()
     mq.one(mq.produce({1: 4}))
     mq.one(mq.produce({0: 2, 1: 3}, producer=(pid, 0), file_id=G))
-    assert list_kinds(mq) == ["files_added", "produced", "answered"]
+    assert [entry.record.kind for entry in mq.steps[-1].entries] == ["files_added", "produced", "answered"]
     assert segments_to_table([list_segments(mq)]).to_pylist()[1] == {
         "kind": "data",
         "topic_id": 1,

@@ -7,7 +7,6 @@ from protocol_harness import F, Harness
 
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.log import Published
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.producers import TransactionRef
@@ -37,11 +36,6 @@ def commit_offsets(mq: Harness, group: str, offset: int, ref: TransactionRef | N
     assert mq.one(CommitOffsets(group, [OffsetCommit(topic, 0, offset, "note")], ref)) == Done()
 
 
-def list_last_entries(mq: Harness) -> list[JournalEntry]:
-    """Return the entries of the last step."""
-    return list(mq.steps[-1].entries)
-
-
 def rows(mq: Harness, name: str, steps: int = 1) -> list[dict[str, Any]]:
     """Return the rows that the last steps, projected in one pass, add to a table."""
     return list(project(mq.state, mq.steps[-steps:]).get(name, BY_NAME[name].empty()).to_pylist())
@@ -54,7 +48,7 @@ def test_commit_is_one_step_of_prepare_markers_offsets_and_complete(mq: Harness)
     commit_offsets(mq, "g", 1, ref)
     mq.now_ms = 7_000
     assert mq.one(EndTransaction(ref, True, 3)) == TransactionEnded(0, 1)
-    prepare, markers, of_g, of_h, complete, answered = (entry.record for entry in list_last_entries(mq))
+    prepare, markers, of_g, of_h, complete, answered = (entry.record for entry in mq.steps[-1].entries)
     about = {
         "transactional_id": "etl",
         "producer_id": 0,

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import hypothesis.strategies as st
+from examples import examples
 from hypothesis import given
 
 from lakemq.engine.client.offsets import Spans, group_into_spans
@@ -11,6 +12,7 @@ small = st.integers(0, 30)
 edits = st.lists(st.tuples(st.booleans(), small, st.integers(1, 8)), max_size=20)
 
 
+@examples()
 @given(edits, small, st.integers(1, 12))
 def test_spans_are_a_set(changes: list[tuple[bool, int, int]], first: int, length: int) -> None:
     spans, offsets = Spans(), set[int]()
@@ -28,6 +30,7 @@ def test_spans_are_a_set(changes: list[tuple[bool, int, int]], first: int, lengt
     assert list(spans.missing(first, first + length)) == group_into_spans(span_offsets - offsets)
 
 
+@examples()
 @given(st.sets(small))
 def test_spans_of_offsets_are_those_offsets_and_apart(offsets: set[int]) -> None:
     spans = group_into_spans(offsets)

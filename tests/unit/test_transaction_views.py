@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -108,12 +107,8 @@ def test_open_transactions_shows_what_transactions_all_returns(history: MixedHis
         assert (row["producer_id"], row["producer_epoch"]) == (info.producer_id, info.producer_epoch)
         assert (row["state"], row["timeout_ms"]) == (info.state, info.timeout_ms)
         assert (row["topics"], row["groups"]) == (list(info.partitions), list(info.groups))
-        assert _ms(row["started_at"]) == info.started_at_ms
+        assert round(row["started_at"].timestamp() * 1000) == info.started_at_ms
     assert [row["topics"] for row in rows] == [["a-0"], ["b-0"]]
-
-
-def _ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)
 
 
 def test_transaction_history_shows_each_transition(history: MixedHistory):
