@@ -17,6 +17,8 @@ from unit.served import served, until, values
 
 from lakemq.testing import wait_until_idle
 
+pytestmark = pytest.mark.extended
+
 CLIENTS = 8
 
 
@@ -64,7 +66,6 @@ class Load:
             thread.join()
 
 
-@pytest.mark.extended
 def test_a_service_whose_shipping_has_failed_ships_again(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("orders", 4)

@@ -102,7 +102,7 @@ def test_backups_under_load_are_whole_and_copy_only_what_is_new(tmp_path: Path) 
         mq.topics.create("other")
         counts, copied = [], []
         with load(mq) as acknowledged:
-            for _ in range(4):
+            for _ in range(2):
                 counts.append(acknowledged[0])
                 copied.append(take_backup(mq.namespace, backups))
                 time.sleep(0.3)
@@ -143,6 +143,7 @@ def test_restore_ends_at_a_step_or_a_time(tmp_path: Path) -> None:
         restore_backup(backups, str(tmp_path / "mq"), {}, None)
 
 
+@pytest.mark.extended
 def test_damaged_or_foreign_backups_are_refused(tmp_path: Path) -> None:
     backups = LocalFiles(str(tmp_path / "backups"))
     for name in ("mq", "foreign"):
@@ -173,6 +174,7 @@ def test_damaged_or_foreign_backups_are_refused(tmp_path: Path) -> None:
         verify_backups(backups)
 
 
+@pytest.mark.extended
 def test_backups_of_one_step_and_of_two_histories_share_a_folder(tmp_path: Path) -> None:
     backups, settings = LocalFiles(str(tmp_path / "backups")), {"project.interval.ms": 60_000, "lease.ms": 1_000}
     with serve(tmp_path / "mq", settings=settings) as mq:
@@ -200,6 +202,7 @@ def test_backups_of_one_step_and_of_two_histories_share_a_folder(tmp_path: Path)
         assert (tmp_path / "newest/messages" / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.extended
 def test_a_restore_does_not_go_on_with_a_part_of_another(tmp_path: Path) -> None:
     backups, new = LocalFiles(str(tmp_path / "backups")), tmp_path / "new"
     with serve(tmp_path / "mq", settings={"project.interval.ms": 60_000}) as mq:
@@ -217,6 +220,7 @@ def test_a_restore_does_not_go_on_with_a_part_of_another(tmp_path: Path) -> None
         assert len(mq.fetch("t").to_arrow()) == 0
 
 
+@pytest.mark.extended
 def test_rows_that_an_inbox_loses_to_a_later_step_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain may come after the steps of a backup were listed. In the copy its rows must be drained again."""
     backups = LocalFiles(str(tmp_path / "backups"))
@@ -243,6 +247,7 @@ def test_rows_that_an_inbox_loses_to_a_later_step_are_copied(tmp_path: Path, mon
         assert [(tmp_path / "new" / name).is_file() for name in insertion.files] == [True]
 
 
+@pytest.mark.extended
 def test_checkpoints_that_come_during_a_backup_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint without the entry of its version would keep each leader from committing."""
     backups = LocalFiles(str(tmp_path / "backups"))
@@ -274,7 +279,7 @@ def test_a_backup_within_the_namespace_is_refused(tmp_path: Path) -> None:
         take_backup(mq.namespace, LocalFiles(str(tmp_path / "mq-backups")))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_killed_backups_and_restores_are_repeated(tmp_path: Path) -> None:
     """Each kill comes at a random moment. A backup changes none of those before it; a part of a copy does not open."""
     random_ = random.Random(7)

@@ -21,6 +21,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     shop_.stop()
 
 
+@pytest.mark.extended
 def test_a_killed_producer_service_publishes_every_file_once(shop: Shop) -> None:
     shop.serve()
     outbox, expected = shop.folder / "outbox", Counter[str]()

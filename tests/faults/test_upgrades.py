@@ -16,7 +16,7 @@ from faults.commands import LAKEMQ, Process, where
 import lakemq
 from lakemq.testing import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 PREVIOUS = "382f3daf"
 """The earlier version. Set it anew where the stored format changes, and say so in `docs/operations.md`."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from faults.commands import Process
 from faults.processes import until
+from targets import extended_but
 from unit.pages import read_blocks
 
 import lakemq
@@ -29,7 +30,7 @@ def read_handled(folder: Path) -> list[list[str]]:
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", extended_but([signal.SIGKILL], [signal.SIGKILL, signal.SIGTERM]))
 def test_no_message_is_lost_when_one_of_two_workers_is_killed_or_stopped(
     path: Path, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
@@ -62,6 +63,7 @@ def test_no_message_is_lost_when_one_of_two_workers_is_killed_or_stopped(
         assert not mq.dead_letters.counts()
 
 
+@pytest.mark.extended
 def test_two_workers_in_the_threads_of_a_process_stop_together_when_it_is_terminated(
     path: Path, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:

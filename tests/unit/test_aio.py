@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 import pyarrow as pa
 import pytest
+from targets import extended_but
 from unit.consuming import add, create_queue_group, new_group, read_deliveries, read_texts, texts
 from unit.pages import read_page
 from unit.served import new_name, new_topic, until, values
@@ -132,7 +133,7 @@ def test_messages_are_polled_acknowledged_given_back_and_rejected(mq: Connection
     until(lambda: mq.groups.lag(group)[0].lag == 0)  # the dead letter is stored
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "classic"])
+@pytest.mark.parametrize("protocol", extended_but(["cooperative"], ["cooperative", "classic"]))
 def test_offsets_are_committed(mq: Connection, topic: str, protocol: Any) -> None:
     group = new_group(mq, protocol)
     add(mq, topic, {0: 2})
@@ -229,8 +230,16 @@ class HeldPoll:
         return batch
 
 
+MOMENTS = ["when it has found messages", "while it waits", "when its result is there"]
+
+
 @pytest.mark.parametrize("options", [{"topics": ...}, {"topics": ..., "protocol": "cooperative"}, {"assign": ...}])
-@pytest.mark.parametrize("moment", ["while it waits", "when it has found messages", "when its result is there"])
+@pytest.mark.parametrize(
+    "moment",
+    extended_but(
+        ["when it has found messages"], ["while it waits", "when it has found messages", "when its result is there"]
+    ),
+)
 def test_messages_of_a_cancelled_poll_come_with_the_next(mq: Connection, options: Any, moment: str) -> None:
     topic, group = new_topic(mq), new_name("g")
     options = {name: [topic] if value is ... else value for name, value in options.items()}

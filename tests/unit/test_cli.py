@@ -329,6 +329,7 @@ print(pyarrow.array(pandas.Series([1, 2], dtype="Int64")).type, pyarrow.table({"
 """
 
 
+@pytest.mark.extended
 def test_command_loads_no_engine_and_no_pandas(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     lakemq.connect(path, create=True).close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from targets import extended_but
 from typer.testing import Result
 from unit.served import new_name, new_topic, until
 
@@ -30,7 +31,7 @@ def printed(result: Result) -> list[Any]:
     return [json.loads(line)["value"] for line in result.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("protocol", ["queue", pytest.param("cooperative", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("protocol", extended_but(["queue"], ["queue", "cooperative"]))
 def test_printed_messages_are_committed(mq: Connection, lake: Lakemq, protocol: str) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, ["a", "b", "c"])
@@ -52,7 +53,7 @@ def test_consume_joins_an_existing_group_by_its_protocol(mq: Connection, lake: L
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("protocol", ["queue", "cooperative"])
+@pytest.mark.parametrize("protocol", extended_but(["queue"], ["queue", "cooperative"]))
 def test_until_end_stops_when_the_group_has_read_all(mq: Connection, lake: Lakemq, protocol: str) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, [f"{n}" for n in range(5)])

@@ -108,6 +108,7 @@ def test_rates_are_those_between_two_samples(mq: Connection) -> None:
     assert topic_rows(status)[0]["topic"] == topic, "the busiest topic comes first"
 
 
+@pytest.mark.extended
 def test_the_live_page_is_refreshed_until_interrupted(mq: Connection) -> None:
     topic = new_topic(mq)
     ours, theirs = pty.openpty()

@@ -11,8 +11,9 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from examples import examples
 from finals import PATIENCE_S, check_each_added_once, let_readers_move_on, read_final_messages, read_from_final_files
-from hypothesis import given, settings
+from hypothesis import given
 from unit.served import until
 
 import lakemq
@@ -73,7 +74,7 @@ rows_drawn = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@examples(300)
 @given(rows_drawn, st.lists(st.integers(1, 8), min_size=40, max_size=40), st.randoms(use_true_random=False))
 def test_runs_leave_the_newest_message_of_each_key(rows: list[Row], sizes: list[int], drawn: random.Random) -> None:
     """Runs go up to any file, one after the other, and look at all files before it, as often as they like."""
@@ -190,6 +191,7 @@ def test_every_reader_shows_the_newest_message_of_each_key(mq: Connection, mq_cl
     check_each_added_once(mq)
 
 
+@pytest.mark.extended
 def test_tombstone_stays_for_its_time_after_older_messages_have_gone(mq: Connection, mq_clock: MovableClock) -> None:
     mq.topics.create("t", config=COMPACT)
     send(mq, "t", [("a", "1"), ("a", None), ("b", "1")])
@@ -207,6 +209,7 @@ def test_tombstone_stays_for_its_time_after_older_messages_have_gone(mq: Connect
     assert show(mq) == [(4, b"b", b"3")]
 
 
+@pytest.mark.extended
 def test_damaged_file_of_a_topic_holds_up_no_other_topic(mq: Connection, mq_clock: MovableClock) -> None:
     for topic in ("damaged", "t"):
         mq.topics.create(topic, config=COMPACT)
@@ -219,6 +222,7 @@ def test_damaged_file_of_a_topic_holds_up_no_other_topic(mq: Connection, mq_cloc
     assert show(mq) == [(1, b"a", b"2")]
 
 
+@pytest.mark.extended
 def test_message_that_a_queue_gives_up_and_that_is_superseded_is_no_dead_letter(
     mq: Connection, mq_clock: MovableClock
 ) -> None:
@@ -237,6 +241,7 @@ def test_message_that_a_queue_gives_up_and_that_is_superseded_is_no_dead_letter(
         until(lambda: sum(consumer.lag().values()) == 0)
 
 
+@pytest.mark.extended
 def test_messages_younger_than_the_lag_stay(mq: Connection, mq_clock: MovableClock) -> None:
     mq.topics.create("t", config={**COMPACT, "min.compaction.lag.ms": TOMBSTONES_MS})
     send(mq, "t", [("a", "1"), ("a", "2")])
@@ -249,6 +254,7 @@ def test_messages_younger_than_the_lag_stay(mq: Connection, mq_clock: MovableClo
     assert show(mq) == [(1, b"a", b"2")]
 
 
+@pytest.mark.extended
 def test_next_leader_goes_on_and_merged_files_stay_compacted(mq: Connection, mq_clock: MovableClock) -> None:
     mq.topics.create("t", 2, config=COMPACT)
     expected: dict[str, str] = {}

@@ -190,6 +190,7 @@ def test_an_open_transaction_is_shown_with_what_it_holds_up(browser: Browser) ->
     assert table_rows(browser.get("/transactions", state="CompleteAbort"), "Transactional ids") == []
 
 
+@pytest.mark.extended
 def test_sql_reads_only_and_only_tables(browser: Browser) -> None:
     """What else it refuses is in tests/unit/test_cli_sql_files.py: both run queries in the same way."""
     page = browser.get("/sql")

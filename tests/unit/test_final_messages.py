@@ -145,6 +145,7 @@ def test_published_file_with_a_damaged_page_holds_up_its_topic_alone(tmp_path: P
         assert {written.topic_id for written in write_final_files(mq)} == {mq.state().topic("b").topic_id}
 
 
+@pytest.mark.extended
 def test_announcements_of_new_files_go_when_the_table_has_them(mq: Connection) -> None:
     """A namespace writes many files, and each pass lists the folder."""
     mq.topics.create("a")
@@ -201,6 +202,7 @@ def test_small_files_become_one_in_the_order_of_offsets(mq: Connection, mq_clock
     assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
 
 
+@pytest.mark.extended
 def test_files_of_a_topic_have_times_in_their_order_though_a_store_tells_seconds(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +224,7 @@ def test_files_of_a_topic_have_times_in_their_order_though_a_store_tells_seconds
     assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
 
 
+@pytest.mark.extended
 def test_new_leader_merges_files_that_were_final_before(tmp_path: Path, mq_clock: MovableClock) -> None:
     path = tmp_path / "mq"
     with serve(path, mq_clock, {**CONFIG, "compact.min.files": 1_000, "merge.grace.ms": 9_000}) as mq:
@@ -302,6 +305,7 @@ def describe_files(topic: str, mq: Connection) -> str:
 VIEWS = ("log", "log_committed", "dead_lettered", "topic_stats", "consumer_lag")
 
 
+@pytest.mark.extended
 def test_views_show_the_same_from_published_and_final_files(mq: Connection, mq_clock: MovableClock) -> None:
     def read_views() -> dict[str, list[str]]:
         tables = {view: mq.sql(f"SELECT * FROM {view}", wait_ms=9_000) for view in VIEWS}
@@ -328,6 +332,7 @@ def test_views_know_ids_of_final_files() -> None:
     assert views.FINAL_FILES == FINAL_FILES
 
 
+@pytest.mark.extended
 def test_published_files_go_when_their_messages_are_read_from_final_ones(
     mq: Connection, mq_clock: MovableClock
 ) -> None:
@@ -352,6 +357,7 @@ def test_published_files_go_when_their_messages_are_read_from_final_ones(
     assert make_checks(mq, mq.observer())["data files"]().ok
 
 
+@pytest.mark.extended
 def test_log_start_among_aborted_messages_holds_up_no_final_message(mq: Connection, mq_clock: MovableClock) -> None:
     mq.topics.create("aborted", 1)
     mq.topics.create("a", 1)
@@ -369,6 +375,7 @@ def test_log_start_among_aborted_messages_holds_up_no_final_message(mq: Connecti
     check_final_messages(mq)
 
 
+@pytest.mark.extended
 def test_final_messages_die_and_are_sent_back(mq: Connection, mq_clock: MovableClock) -> None:
     mq.groups.create("g", {"group.protocol": "queue"})
     mq.topics.create("a", 1)
@@ -392,6 +399,7 @@ def test_final_messages_die_and_are_sent_back(mq: Connection, mq_clock: MovableC
     assert find_broken_rules(mq) == []
 
 
+@pytest.mark.extended
 def test_retention_by_size_counts_final_files(mq: Connection, mq_clock: MovableClock) -> None:
     mq.topics.create("a", 1)
     for number in range(4):

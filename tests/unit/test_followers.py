@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from targets import extended_but
 from unit.line_peers import PATIENCE_S
 from unit.served import CONFIG, new_name, new_topic
 from unit.test_lines import Client, Leader
@@ -193,7 +194,7 @@ def open_consumer(mq: lakemq.Connection, topic: str, protocol: str | None) -> An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", [None, "queue"])
+@pytest.mark.parametrize("protocol", extended_but(["queue"], [None, "queue"]))
 def test_polls_do_not_look_while_the_leader_owes_a_hint(
     mq: lakemq.Connection, protocol: str | None, without_inotify: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

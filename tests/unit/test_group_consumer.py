@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from targets import extended_but
 from unit.consuming import RecordingListener, add, list_partitions, new_group, texts
 from unit.served import new_name, new_topic, until
 
@@ -293,7 +294,7 @@ def test_join_with_another_protocol_or_a_missing_topic_is_refused(mq: Connection
         member(mq, group, topic, assignor="sticky")
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "classic", "queue"])
+@pytest.mark.parametrize("protocol", extended_but(["cooperative"], ["cooperative", "classic", "queue"]))
 def test_empty_poll_names_a_topic_that_is_deleted(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq), new_group(mq, protocol)
     with mq.consumer(group, topics=[topic], protocol=protocol) as consumer:

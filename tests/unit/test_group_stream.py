@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from targets import extended_but
 from unit.consuming import add
 from unit.served import new_name, new_topic, until, values
 
@@ -19,7 +20,7 @@ def texts(rows: pa.Table) -> list[str]:
     return [value.decode() for value in rows["value"].to_pylist()]
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+@pytest.mark.parametrize("protocol", extended_but(["queue"], ["cooperative", "queue"]))
 def test_batch_is_committed_when_the_function_returns(mq: Connection, protocol: str) -> None:
     topic, group, read_texts = new_topic(mq, 2), new_name("g"), list[str]()
     add(mq, topic, {0: 5, 1: 5})
@@ -30,7 +31,7 @@ def test_batch_is_committed_when_the_function_returns(mq: Connection, protocol: 
     assert mq.groups.describe(group).lag == 0
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+@pytest.mark.parametrize("protocol", extended_but(["queue"], ["cooperative", "queue"]))
 def test_function_that_raises_ends_the_stream_and_its_batch_comes_again(mq: Connection, protocol: str) -> None:
     topic, group, read_texts = new_topic(mq), new_name("g"), list[str]()
     add(mq, topic, {0: 3})
@@ -53,7 +54,7 @@ def test_function_that_raises_ends_the_stream_and_its_batch_comes_again(mq: Conn
     assert read_texts == ["0.0", "0.1", "0.2"]
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+@pytest.mark.parametrize("protocol", extended_but(["queue"], ["cooperative", "queue"]))
 def test_messages_of_the_transaction_are_published_with_the_batch(mq: Connection, protocol: str) -> None:
     topic, out, group = new_topic(mq, 2), new_topic(mq), new_name("g")
     add(mq, topic, {0: 5, 1: 5})
@@ -69,7 +70,7 @@ def test_messages_of_the_transaction_are_published_with_the_batch(mq: Connection
     assert mq.groups.describe(group).lag == 0
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+@pytest.mark.parametrize("protocol", extended_but(["queue"], ["cooperative", "queue"]))
 def test_batch_with_a_moved_partition_is_aborted_and_comes_again(mq: Connection, protocol: str) -> None:
     """The transaction is aborted. The part that is left comes again, and the new owner gets the rest."""
     topic, out, group = new_topic(mq, 2), new_topic(mq), new_name("g")

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from targets import extended_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -98,7 +99,7 @@ def test_connection_to_a_deleted_namespace_reads_nothing_of_its_successor(
             first.fetch("t")
 
 
-@pytest.mark.parametrize("protocol", [None, "queue"])
+@pytest.mark.parametrize("protocol", extended_but(["queue"], [None, "queue"]))
 def test_consumer_of_a_deleted_namespace_is_refused(path: Path, first: Connection, protocol: str | None) -> None:
     with first.serving():
         first.topics.create("t")

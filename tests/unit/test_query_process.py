@@ -44,6 +44,7 @@ def test_query_that_takes_too_much_is_stopped(mq: Connection, kind: str) -> None
         run_query_in_process(mq.namespace, LARGE_QUERIES[kind], LIMITS)
 
 
+@pytest.mark.extended
 def test_query_that_takes_too_long_is_stopped_and_leaves_no_folder(
     mq: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

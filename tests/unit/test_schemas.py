@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from targets import extended_but
 from unit.served import new_name
 
 from lakemq.engine.client.connection import Connection
@@ -185,7 +186,7 @@ def test_older_avro_schema_reads_values_of_newer_versions(mq: Connection) -> Non
     assert "no version of the topic's schema" in unknown
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+@pytest.mark.parametrize("protocol", extended_but(["queue"], ["cooperative", "queue"]))
 def test_batch_of_a_group_has_parsed_values(mq: Connection, protocol: str) -> None:
     topic = new_topic(mq)
     mq.publish(topic, table(FITS))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from targets import extended_but
 from unit.served import CONFIG, until, values
 
 import lakemq
@@ -61,7 +62,7 @@ def test_a_transaction_left_open_is_aborted_though_serving_ends_first(path: str)
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+@pytest.mark.parametrize("protocol", extended_but(["queue"], ["cooperative", "queue"]))
 def test_a_member_left_open_leaves_its_group_though_serving_ends_first(path: str, protocol: str, is_kept: bool) -> None:
     """A consumer that is not kept is garbage, and its member may be about to leave."""
     kept = []

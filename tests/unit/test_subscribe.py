@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from targets import extended_but
 from unit.consuming import RecordingListener, add, texts
 from unit.served import new_name, new_topic, until
 
@@ -12,7 +13,7 @@ from lakemq.errors import IllegalState, InvalidRegularExpression, InvalidRequest
 
 pytestmark = pytest.mark.slow
 
-PROTOCOLS = pytest.mark.parametrize("protocol", ["queue", "cooperative", "classic"])
+PROTOCOLS = pytest.mark.parametrize("protocol", extended_but(["queue"], ["queue", "cooperative", "classic"]))
 
 
 def member(mq: Connection, group: str, *topics: str, protocol: str, **options: Any) -> MemberConsumer:

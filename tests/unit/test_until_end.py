@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import pytest
+from targets import extended_but
 from unit.consuming import add, texts
 from unit.served import new_name, new_topic, until
 
@@ -16,7 +17,7 @@ from lakemq.errors import EndNotReached, IllegalState
 
 pytestmark = pytest.mark.slow
 
-PROTOCOLS = ["cooperative", "classic", "queue"]
+PROTOCOLS = extended_but(["queue"], ["cooperative", "classic", "queue"])
 
 
 def create_group(mq: Connection, protocol: str) -> str:
@@ -77,7 +78,7 @@ def test_later_messages_do_not_prolong_until_end(mq: Connection, protocol: str) 
         assert 1 <= sum(member.group_lag().values()) <= 3
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+@pytest.mark.parametrize("protocol", extended_but(["cooperative"], ["cooperative", "queue"]))
 def test_until_end_waits_for_messages_of_another_member(mq: Connection, protocol: str) -> None:
     topic, group, read_texts = new_topic(mq, 2), create_group(mq, protocol), list[str]()
     with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
@@ -169,7 +170,7 @@ def test_until_end_does_not_wait_for_a_deleted_topic(mq: Connection) -> None:
             mq.topics.delete(topic)
 
 
-@pytest.mark.parametrize("protocol", [*PROTOCOLS, None])
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, pytest.param(None, marks=pytest.mark.extended)])
 def test_messages_behind_an_open_transaction_are_not_yet_read(mq: Connection, protocol: str | None) -> None:
     """protocol: of the group; None: a consumer of assigned partitions."""
     topic, name = new_topic(mq), new_name("tx")
