@@ -147,8 +147,10 @@ class QueueWorld:
             for (_, partition), deliveries in sorted(self.core.state.deliveries.get(group, {}).items())
         }
 
-    def _fetch(self, topic: str, isolation: str, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
-        return _FetchResult(topic, self.core.state.topic_ids[topic], start, end)
+    def _fetch(
+        self, topic: str, topic_id: int, isolation: str, start: Mapping[int, int], end: Mapping[int, int]
+    ) -> Any:
+        return _FetchResult(topic, topic_id, start, end)
 
 
 class _FetchResult:

@@ -35,7 +35,7 @@ from .consume.options import MEMBER_OPTIONS, Names, Protocol, RebalanceListener
 from .consume.worker import BACKOFF_MS, Backoff, Errors, Handler, WorkerReport, run_worker
 from .fetch.fetch_result import FetchResult
 from .fetch.fetcher import Fetcher
-from .fetch.plan import Bounds, FetchPosition, Isolation
+from .fetch.plan import Bounds, FetchPosition, Isolation, check_isolation
 from .open_objects import OpenObjects
 from .transactions.scope import TransactionScope
 
@@ -103,6 +103,7 @@ class LogAccess(ProcessBound):
             parse_fetch_position("start", start),
             parse_fetch_position("end", end),
         )
+        check_isolation(isolation)
         include_expired = parse_flag("include_expired", include_expired)
         partitions = None if partitions is None else parse_whole_numbers("partitions", partitions)
         schema = self._fetcher.find_schema(topic) if parse_flag("parse", parse) else None
@@ -133,6 +134,7 @@ class LogAccess(ProcessBound):
         """
         self._check_open()
         topic, start = parse_topic_name("topic", topic), parse_fetch_position("start", start)
+        check_isolation(isolation)
         poll_ms = parse_whole_number("poll_ms", poll_ms, 0)
         first = self._fetcher.plan(topic, isolation, start, "latest")
         return self._fetcher.follow_log(first, isolation, poll_ms, self._check_open)
@@ -162,6 +164,7 @@ class LogAccess(ProcessBound):
 
     def _bounds(self, topic: str, isolation: Isolation) -> dict[int, Bounds]:
         self._check_open()
+        check_isolation(isolation)
         return {
             partition: bounds
             for (_, partition), bounds in self._fetcher.find_bounds(

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NoReturn, SupportsIndex, TypeAlias
+from weakref import WeakSet
 
 from ..protocol.errors import IllegalState, UnknownServerError
 
@@ -32,12 +33,17 @@ current_id = os.getpid()
 """The id of this process. `os.getpid()` makes a system call, which takes as long as ten calls in Python."""
 
 
+_own_locks: WeakSet[OwnLock] = WeakSet()
+"""The locks of this process. A forked child must not take its copies."""
+
 _pauses_collection = False
 
 
 def _reset_in_child() -> None:
     global current_id, _pauses_collection
     current_id = os.getpid()
+    for lock in list(_own_locks):
+        lock.own = _RefusedLock(lock.what)
     if _pauses_collection:  # the thread that would turn it on again does not exist in the child
         _pauses_collection = False
         gc.enable()
@@ -49,7 +55,11 @@ os.register_at_fork(after_in_child=_reset_in_child)
 def check_same_process(pid: int, what: str) -> None:
     """Raise IllegalState in a process that was forked from the process `pid`."""
     if current_id != pid:
-        raise IllegalState(f"{what} was made in another process (fork): make one there.", expected=_ADVICE)
+        raise _build_fork_error(what)
+
+
+def _build_fork_error(what: str) -> IllegalState:
+    return IllegalState(f"{what} was made in another process (fork): make one there.", expected=_ADVICE)
 
 
 def claim_tables() -> None:
@@ -129,20 +139,30 @@ class ProcessBound:
 
 
 class OwnLock:
-    """A lock of one process. A forked process is refused; it would wait for a holder that does not exist there."""
+    """A lock of one process. A forked process is refused; it would wait for a holder that does not exist there.
+
+    Attributes:
+        own: the lock itself, for `with`. In a forked process this raises IllegalState. `with` on the lock itself leaves
+            no gap between taking it and the block, in which a signal handler could raise.
+    """
 
     def __init__(self, what: str, lock: Lock | None = None) -> None:
         """lock: the lock to take, such as an RLock that is shared. By default a new Lock."""
-        self._pid, self._what, self._lock = os.getpid(), what, lock or threading.Lock()
+        self.what, self.own = what, lock or threading.Lock()
+        _own_locks.add(self)
 
-    @property
-    def own(self) -> Lock:
-        """The lock itself, for `with`. Raises IllegalState in another process.
 
-        `with` on the lock itself leaves no gap between taking it and the block, in which a signal handler could raise.
-        """
-        check_same_process(self._pid, self._what)
-        return self._lock
+class _RefusedLock(AbstractContextManager[Any]):
+    """Stands for a lock in a forked process."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> NoReturn:
+        raise _build_fork_error(self._what)
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 @contextmanager

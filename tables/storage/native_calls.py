@@ -58,7 +58,10 @@ class NativeCalls:
         @wraps(function)
         def call(*arguments: P.args, **options: P.kwargs) -> T:
             thread_id = threading.get_ident()
-            self._enter(thread_id)
+            with self._changed:
+                if self._has_ended and threading.current_thread().daemon:
+                    raise SystemExit
+                self._depths[thread_id] = self._depths.get(thread_id, 0) + 1
             try:
                 return function(*arguments, **options)
             except BaseException:
@@ -67,24 +70,14 @@ class NativeCalls:
                 # The exit's interrupt. The error is dropped here, while the exit waits: it keeps objects of DuckDB,
                 # which give up the interpreter's lock when they are freed.
             finally:
-                self._leave(thread_id)
+                with self._changed:
+                    if (depth := self._depths.pop(thread_id, 1)) > 1:
+                        self._depths[thread_id] = depth - 1
+                    elif self._has_ended:
+                        self._changed.notify_all()
             raise SystemExit
 
         return call
-
-    def _enter(self, thread_id: int) -> None:
-        with self._changed:
-            depth = self._depths.get(thread_id, 0)
-            if self.has_ended_for(threading.current_thread()):
-                raise SystemExit
-            self._depths[thread_id] = depth + 1
-
-    def _leave(self, thread_id: int) -> None:
-        with self._changed:
-            if (depth := self._depths.pop(thread_id, 1)) > 1:
-                self._depths[thread_id] = depth - 1
-            elif self._has_ended:
-                self._changed.notify_all()
 
     def has_ended_for(self, thread: threading.Thread) -> bool:
         """Return whether the thread may begin no call any more."""

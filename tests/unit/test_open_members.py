@@ -306,12 +306,12 @@ def test_scale_out_repeats_no_message_of_a_member_with_a_steady_pace(each_ms: in
 def find_limits(each_ms: float, fixed_ms: float, polls: int) -> list[int]:
     """Return the limits of polls by a user who takes this long for a message and for a poll."""
     clock = ManualClock()
-    pace, limits = ProcessingPace(clock), []
+    pace, limits = ProcessingPace(), []
     for _ in range(polls):
         limits.append(pace.find_limit(handoff_ms=3_000, most=10_000))
-        pace.note(limits[-1])
+        pace.note(limits[-1], clock.ms)
         clock.ms += int(fixed_ms + each_ms * limits[-1])
-        pace.note(0)
+        pace.note(0, clock.ms)
     return limits
 
 

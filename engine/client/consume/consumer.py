@@ -159,10 +159,9 @@ class RangeFetcher:
     ) -> FetchResult | None:
         """Fetch ranges of a topic; None: some of them, or all of the topic, were deleted meanwhile."""
         try:
-            fetched = self.fetch(topic, isolation=self.isolation, start=start, end=end)
+            return self.fetch(topic, topic_id, self.isolation, start, end)
         except (OffsetOutOfRange, UnknownTopicOrPartition):
             return None
-        return fetched if fetched.plan.topic_id == topic_id else None
 
 
 def divide_room(available: Mapping[K, int], room: int) -> dict[K, int]:

@@ -114,7 +114,6 @@ class ConsumerFactory:
             raise invalid_argument("listener", listener, "a RebalanceListener")
         member_options = read_member_options(topics, config, options)
         isolation: Isolation = options.get("isolation", "read_committed")
-        check_isolation(isolation)
         _read_timeout(options)
         self._check_topics_exist(topics)
         membership = Membership(

@@ -64,7 +64,8 @@ class Member(ABC):
 
     def check_open(self) -> None:
         """Raise IllegalState if the consumer is closed, or has unsubscribed."""
-        self._lock.check_open()
+        if self._lock.is_closed:
+            self._lock.check_open()
         if not self.is_subscribed:
             raise IllegalState("The consumer is subscribed to nothing.", expected="subscribe(topics) before it polls")
 

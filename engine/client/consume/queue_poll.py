@@ -338,16 +338,14 @@ class ProcessingPace:
     message. Two polls of different sizes tell them apart: a smaller poll would not shorten the fixed part.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._limit = FIRST_LIMIT
         self._open_count = self._done_count = self._last_count = 0
         self._since_ms = self._busy_ms = self._last_ms = 0
         self._fixed_ms = 0.0
 
-    def note(self, open_count: int) -> None:
-        """Note how many messages the user has now: before it gets more, and after."""
-        now_ms = self._clock.steady_ms()
+    def note(self, open_count: int, now_ms: int) -> None:
+        """Note how many messages the user has now: before it gets more, and after. now_ms: a steady time."""
         if self._open_count:
             self._busy_ms += now_ms - self._since_ms
             self._done_count += max(0, self._open_count - open_count)
@@ -385,7 +383,9 @@ class DeliveryPlanner:
         """Settings of the group, once a view was read."""
         self._newest_step = (-1, 0, 0)
         """The newest step, its time by the group's clock, and when this consumer saw it by its own."""
-        self._pace = ProcessingPace(clock)
+        self._now_ms = 0
+        """When this consumer looked at the group's state last, by its own clock."""
+        self._pace = ProcessingPace()
         self._shown_last: dict[TopicPartition, None] = {}
         """Partitions by when messages of them were last shown, the earliest first."""
 
@@ -396,8 +396,9 @@ class DeliveryPlanner:
 
     def note_view(self, view: MembershipView) -> None:
         """Take in the settings and the time of the newest step."""
+        self._now_ms = self._clock.steady_ms()
         if view.step != self._newest_step[0]:
-            self._newest_step = view.step, view.now_ms, self._clock.steady_ms()
+            self._newest_step = view.step, view.now_ms, self._now_ms
         if view.queue_settings is not None:
             self.settings = view.queue_settings
 
@@ -416,7 +417,7 @@ class DeliveryPlanner:
 
     def limit_poll(self, max_count: int) -> int:
         """Return how many messages the next poll may show: what the member can finish within max.handoff.ms."""
-        self._pace.note(self.count_open())
+        self._pace.note(self.count_open(), self._now_ms)
         if self.settings is None or not self.settings.handoff_ms:
             return max_count
         return min(max_count, self._pace.find_limit(self.settings.handoff_ms, self.settings.max_unacknowledged))
@@ -482,7 +483,7 @@ class DeliveryPlanner:
                 # The tracker itself accepts offsets that hold no message.
                 if spans := list(messages.within(*stretch.span)):
                     acks.append(tracker.build_acknowledgement(AckOutcome.ACK, stretch, spans))
-        self._pace.note(self.count_open())
+        self._pace.note(self.count_open(), self._clock.steady_ms())
         return shown, acks
 
     def plan_next(
@@ -504,7 +505,7 @@ class DeliveryPlanner:
             return []
         _, decided_ms, seen_ms = self._newest_step
         # the group's time now: that of the newest step, and what has passed since this consumer saw it
-        now_ms = decided_ms + self._clock.steady_ms() - seen_ms
+        now_ms = decided_ms + self._now_ms - seen_ms
         open_for_more = {
             tp: partition
             for tp, partition in self._put_last_shown_at_end(owned).items()

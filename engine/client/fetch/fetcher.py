@@ -36,7 +36,9 @@ from .plan import (
     FetchPlan,
     FetchPosition,
     Isolation,
+    check_partitions,
     offsets_for_times,
+    plan_fetch,
     plan_positions,
     plan_tail,
     read_bounds,
@@ -205,6 +207,7 @@ class Fetcher:
         self,
         cache: RowGroupCache,
         topic: str,
+        topic_id: int,
         isolation: Isolation,
         start: Mapping[int, int],
         end: Mapping[int, int],
@@ -214,6 +217,7 @@ class Fetcher:
         Args:
             cache: row groups of a consumer, which reads on in them.
             topic: name of the topic.
+            topic_id: of the topic that is meant.
             isolation: which messages are visible.
             start, end: partition -> first offset, and end offset (exclusive).
 
@@ -221,8 +225,11 @@ class Fetcher:
             OffsetOutOfRange, UnknownTopicOrPartition: the offsets or the topic were deleted since.
         """
         with self._lock.own:
-            self._find_state(newest=False)  # the plan takes it from the reader
-            plan = plan_positions(self._reader, self._namespace.files, topic, isolation, start, end, None)
+            current = self._find_state(newest=False).topics.get(topic_id)
+            if current is None:
+                raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic)
+            check_partitions(current, start)
+            plan = plan_fetch(self._reader, current, isolation, start, end)
         return self.open_plan(plan, cache)
 
     def open_plan(

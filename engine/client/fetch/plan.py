@@ -122,7 +122,6 @@ def end_offsets(topic: Topic, isolation: Isolation) -> dict[int, int]:
 
 
 def _ends(topic: Topic, isolation: Isolation) -> Offsets:
-    check_isolation(isolation)
     return topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
 
 
@@ -203,7 +202,7 @@ def plan_positions(
     starts = _resolve(reader, files, topic, start, first, last)
     ends = _resolve(reader, files, topic, end, first, last)
     if partitions is not None:
-        _check_partitions(topic, partitions)
+        check_partitions(topic, partitions)
         if lacking := [partition for partition in partitions if partition not in starts]:
             raise InvalidRequest("start names no offset of a partition that is asked for.", found=lacking[0])
         starts = {partition: starts[partition] for partition in partitions}
@@ -278,11 +277,12 @@ def offsets_for_times(
         UnknownTopicOrPartition: the topic does not exist, or has no such partition.
     """
     topic = reader.refresh().topic(topic_name)
-    _check_partitions(topic, times)
+    check_partitions(topic, times)
     return _find_by_times(reader, files, topic, {partition: to_microseconds(time) for partition, time in times.items()})
 
 
-def _check_partitions(topic: Topic, partitions: Iterable[int]) -> None:
+def check_partitions(topic: Topic, partitions: Iterable[int]) -> None:
+    """Raise UnknownTopicOrPartition if the topic lacks one of these partitions."""
     if unknown := [partition for partition in partitions if not 0 <= partition < topic.log_count]:
         raise unknown_partition(topic.topic, unknown[0], topic.log_count)
 

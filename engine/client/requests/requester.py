@@ -456,7 +456,8 @@ def build_letter(
 ) -> bytes:
     """Encode a letter with these requests, and all their rows one after the other."""
     requests: list[tuple[int, bytes]] = []
-    rows = concatenate_rows([pending.rows for pending in batch if pending.rows is not None])
+    parts = [pending.rows for pending in batch if pending.rows is not None]
+    rows = concatenate_rows(parts) if parts else None
     first_row = 0
     for pending in batch:
         requests.append((first_row if pending.rows is not None else 0, pending.request))

@@ -328,27 +328,29 @@ def _add_backoff(
 def acquire_messages(state: State, record: MessagesAcquired, segments: Segments) -> None:
     by_partition = state.deliveries.setdefault(record.group, {})
     for part in record.taken:
-        if part.topic_partition not in by_partition:
-            by_partition[part.topic_partition] = Deliveries(part.ranges[0][0])
-        deliveries = by_partition[part.topic_partition]
+        tp = part.topic_partition
+        if tp not in by_partition:
+            by_partition[tp] = Deliveries(part.ranges[0][0])
+        deliveries = by_partition[tp]
         if not deliveries.held_count:
             deliveries.silent_since_ms = state.now_ms
         deliveries.acquire(part.ranges)
-        _update_progress(state, record.group, part.topic_partition)
+        _update_progress(state, record.group, tp)
 
 
 def settle_messages(state: State, record: MessagesSettled, segments: Segments) -> None:
     for part in record.parts:
-        deliveries = state.find_deliveries(record.group, part.topic_partition)
+        tp = part.topic_partition
+        deliveries = state.find_deliveries(record.group, tp)
         if deliveries is None:
             continue
         deliveries.change(part.ranges, partial(_settle_stretch, part, record.find_event(part)))
         deliveries.silent_since_ms = state.now_ms if deliveries.held_count else 0
-        _update_progress(state, record.group, part.topic_partition)
+        _update_progress(state, record.group, tp)
         if part.reason is DeathReason.EXPIRED:
-            committed = state.offsets[record.group][part.topic_partition]
+            committed = state.offsets[record.group][tp]
             more = committed.expired_count + sum(count for _, count in part.ranges)
-            state.replace_offset(record.group, part.topic_partition, replace(committed, expired_count=more))
+            state.replace_offset(record.group, tp, replace(committed, expired_count=more))
     if record.transactional_id is not None and (transaction := state.change_transaction(record.transactional_id)):
         parts = transaction.acknowledged.setdefault(record.group, [])
         # a group is one part of the transaction, as with offsets

@@ -334,7 +334,8 @@ class State:
         """Reset what belongs to a single step. Unfinished moves of the step before continue."""
         self.touched_groups = self.list_moving_groups()
         self.resumed.clear()
-        self.delays.begin_step()
+        self.delays.ready.clear()
+        self.delays.published = 0
 
     def list_moving_groups(self) -> set[str]:
         """Return the groups with moves that this step has left to the next one."""

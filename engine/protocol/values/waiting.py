@@ -214,10 +214,6 @@ class Delays:
                 range_.rescheduled = sorted({*range_.rescheduled, *rows})
             self._count_pending(range_.published.topic_id, range_.waiting_count - before)
 
-    def begin_step(self) -> None:
-        self.ready.clear()
-        self.published = 0
-
     def _count_pending(self, topic_id: int, more: int) -> None:
         count = self.pending.get(topic_id, 0) + more
         if count:

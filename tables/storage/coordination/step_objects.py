@@ -104,7 +104,8 @@ class StepFollower:
             StepsGone: the step on which the follower stood was removed or replaced.
             StepLost: the next step is lost.
         """
-        newer_steps, asked_at_ms = self._read_newer()
+        # a step after those that are read now is put after this time
+        asked_at_ms, newer_steps = self._steady_ms(), self._read_newer()
         was_newest, end = self._was_newest_lately(), self.step + len(newer_steps)
         is_certain = was_newest and self._are_close(newer_steps)
         newest = self._find_step_after_gap(end) if checks_end or not was_newest else None
@@ -119,15 +120,14 @@ class StepFollower:
             self.identity, self._modified_ms = newer_steps[-1].identity, newer_steps[-1].modified_ms
         return [step.body for step in newer_steps]
 
-    def _read_newer(self) -> tuple[list[IdentifiedObject], int]:
-        """Return the objects of the next steps, and when the one was requested that is not there."""
+    def _read_newer(self) -> list[IdentifiedObject]:
+        """Return the objects of the next steps, up to the one that is not there."""
         newer_steps: list[IdentifiedObject] = []
         while True:
-            asked_at_ms = self._steady_ms()
             try:
                 newer_steps.append(self._files.get_identified(step_name(self.step + len(newer_steps) + 1)))
             except FileNotFoundError:
-                return newer_steps, asked_at_ms
+                return newer_steps
 
     def _find_step_after_gap(self, end: int) -> int | None:
         """Return the newest step if the one after `end` is lost; None: `end` is the newest, or the next one is there.
