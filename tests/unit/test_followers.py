@@ -220,7 +220,7 @@ def test_polls_find_a_step_without_a_hint(
     monkeypatch.setattr(step_waiter, "find_line_look_ms", lambda lease_ms: 300)
     with mq.consumer(new_name("g"), assign=[topic]) as consumer:
         consumer.poll(timeout_ms=200)
-        line = consumer._loop._waiter._line  # type: ignore[attr-defined]
+        line = consumer._parts.waiter._line  # type: ignore[attr-defined]
         stopped = line._connection
         monkeypatch.setattr(line, "wait_for_hint", lambda timeout_ms: bool(time.sleep(timeout_ms / 1000)))
         send(mq, topic, "1")

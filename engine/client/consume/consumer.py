@@ -1,4 +1,4 @@
-"""The calls that all consumers have in common, the loop of a poll, and what the parts of a consumer share."""
+"""The calls that all consumers have in common, and what the parts of a consumer share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from sys import modules
+from typing import Any, Protocol, TypeVar
 
 from ...namespace.clock import Clock
 from ...namespace.process import OwnLock, ProcessBound, end_block
@@ -18,7 +19,7 @@ from ..fetch.plan import Isolation
 from ..fetch.step_waiter import StepWaiter
 from ..offsets import ConsumedOffsets, TopicPartition
 from ..requests.requester import Requester
-from ..tracing import trace_poll
+from ..tracing import API, trace_poll
 from .batch import ConsumerBatch, ExplainTransactions
 from .progress import Ends, Remainder, read_until_end
 
@@ -202,7 +203,7 @@ def cut_to_messages(
     return {**ends, **{tp: int(at[sizes[tp]]) for tp, at in offsets.items() if sizes[tp] < len(at)}}
 
 
-# The loop of a poll, and what a consumer's parts share.
+# What the parts of a consumer share, and the limits of its loops.
 
 
 _PASSING_MS = 1_000
@@ -254,133 +255,11 @@ class ConsumerParts:
     lock: ConsumerLock = field(default_factory=ConsumerLock)
 
 
-class PollLoop(Generic[Batch]):
-    """Polls a reader. Thread-safe: the lock is taken for each look, and not while waiting."""
-
-    def __init__(
-        self, parts: ConsumerParts, reader: PartitionReader[Batch], waits_for_others: Callable[[], bool]
-    ) -> None:
-        """waits_for_others: as in `EndFinder`."""
-        self._lock, self._reader, self._clock, self._waiter = parts.lock, reader, parts.clock, parts.waiter
-        self._waits_for_others = waits_for_others
-
-    def poll(self, max_records: int, timeout_ms: int, poll_ms: int, is_patient: bool) -> Batch:
-        """Return the next messages; if none come before the timeout, an empty batch that says why.
-
-        Args:
-            max_records: the most messages of the batch.
-            timeout_ms: how long to wait for the first message.
-            poll_ms: how long to sleep before looking again.
-            is_patient: whether to wait longer for messages that members of other processes hold. A poll without a
-                timeout never waits for these.
-        """
-        max_records, poll_ms = (
-            parse_whole_number("max_records", max_records, 1),
-            parse_whole_number("poll_ms", poll_ms, 0),
-        )
-        begun_ms = self._clock.steady_ms()
-        deadline_ms = begun_ms + parse_whole_number("timeout_ms", timeout_ms, 0)
-        reader, passed, read_ahead = self._reader, None, 0
-        moves: Moves = {}
-        try:
-            while True:
-                if newest := self._waiter.needs_look() or timeout_ms < _SHORT_MS:
-                    self._waiter.reset()
-                with self._lock.own:
-                    reader.begin_poll(newest)
-                    while (batch := reader.read_next(max_records, moves, read_ahead)) is None:
-                        pass  # messages were deleted between looking and reading: look again
-                has_moved = bool(batch.offsets)
-                # The batch also has the next offset of partitions in which nothing was visible.
-                batch.offsets = passed = _follow(passed, batch.offsets)
-                if batch:
-                    self._waiter.note_arrival()
-                    return batch
-                read_ahead = min(4 * max(read_ahead, max_records), _MAX_PASSED) if has_moved else 0
-                end_ms = max(deadline_ms, begun_ms + _PASSING_MS) if has_moved else deadline_ms
-                if self._clock.steady_ms() >= end_ms and not reader.expects_messages(deadline_ms):
-                    if not (is_patient and timeout_ms and self._waits_for_others()):
-                        with self._lock.own:
-                            reader.explain_empty(batch)
-                        return batch
-                    # not the whole timeout again: it may be far longer than the others are waited for
-                    deadline_ms = self._clock.steady_ms() + min(timeout_ms, _PASSING_MS)
-                if not has_moved:
-                    left_ms = deadline_ms - self._clock.steady_ms()
-                    reader.rest(poll_ms, left_ms if left_ms > 0 else _LATE_LOOK_MS)
-        except BaseException:  # also an interrupt: the user has not seen these messages
-            with self._lock.own:
-                reader.undo_moves(moves)
-            raise
-
-    def close(self) -> None:
-        """Wait for no more messages."""
-        self._waiter.close()
-
-
-def _follow(passed: ConsumedOffsets | None, offsets: ConsumedOffsets) -> ConsumedOffsets:
-    return offsets if passed is None else passed.followed_by(offsets)
-
-
-# Iteration over a consumer: messages are polled many at a time, and count as read one by one as the loop gets them.
-
-
 POLL_RECORDS = 500
 """Messages of a poll, as Kafka's `max.poll.records`."""
 _POLL_MS = 20
 _KEEP_UP_MS = 1_000
 """After this long without a poll, the consumer looks between two messages whether its partitions have changed."""
-
-
-def iterate(
-    lock: ConsumerLock,
-    reader: PartitionReader[Batch],
-    poll: Callable[[], Batch],
-    clock: Clock,
-    timeout_ms: int | None,
-    waits_for_others: Callable[[], bool],
-) -> Iterator[Message]:
-    """Yield messages until the consumer is closed, or until no message has come for `timeout_ms`.
-
-    A consumer that is about to get its first partitions waits for these, and the timeout waits with it. So does a
-    consumer that has just started while members of other processes hold unread messages. Between two
-    messages the consumer looks from time to time whether its partitions have changed, as a poll does.
-
-    Args:
-        lock: of the consumer. It is held for each of the steps, and never while the caller works on a message.
-        reader: of the consumer.
-        poll: polls without waiting.
-        clock: the time that the timeout counts.
-        timeout_ms: None: no limit.
-        waits_for_others: as in `EndFinder`.
-    """
-    last_message_ms = clock.steady_ms()
-    while True:
-        with lock.own:
-            if lock.is_closed:
-                return
-            # The lock is held for both, so that no other thread sees the messages as read.
-            unseen = reader.mark_unseen(poll())
-        kept_up_ms = clock.steady_ms()
-        for message in unseen.messages:
-            with lock.own:
-                if clock.steady_ms() - kept_up_ms >= _KEEP_UP_MS and not lock.is_closed:
-                    reader.begin_poll(newest=True)
-                    kept_up_ms = clock.steady_ms()
-                if lock.is_closed:
-                    return
-                is_shown = unseen.show(message)
-            if is_shown:
-                yield message
-        with lock.own:
-            unseen.end()
-        if unseen.messages or reader.waits_for_partitions() or (timeout_ms is not None and waits_for_others()):
-            last_message_ms = clock.steady_ms()
-        elif timeout_ms is not None and clock.steady_ms() - last_message_ms >= timeout_ms:
-            return
-        if not unseen.messages:
-            left_ms = _KEEP_UP_MS if timeout_ms is None else last_message_ms + timeout_ms - clock.steady_ms()
-            reader.rest(_POLL_MS, max(1, min(_KEEP_UP_MS, left_ms)))
 
 
 # The calls that all consumers have in common.
@@ -425,7 +304,6 @@ class Consumer(ProcessBound, ABC):
         """Put the parts together: reader: reads the partitions; ends: finds what is left of them."""
         self.group, self._parts, self._lock, self._clock = parts.group, parts, parts.lock, parts.clock
         self._reader, self._ends = reader, ends
-        self._loop: PollLoop[Any] = PollLoop(parts, reader, ends.waits_for_others)
 
     @abstractmethod
     def poll(self, max_records: int = ..., timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
@@ -441,8 +319,59 @@ class Consumer(ProcessBound, ABC):
         """
 
     def _poll(self, max_records: int, timeout_ms: int, poll_ms: int = 20, is_patient: bool = False) -> Any:
-        """Poll. is_patient: as in `PollLoop.poll`."""
-        return trace_poll(self.group, lambda: self._loop.poll(max_records, timeout_ms, poll_ms, is_patient))
+        """Return the next messages; if none come before the timeout, an empty batch that says why.
+
+        The lock is taken for each look, and not while waiting.
+
+        Args:
+            max_records: the most messages of the batch.
+            timeout_ms: how long to wait for the first message.
+            poll_ms: how long to sleep before looking again.
+            is_patient: whether to wait longer for messages that members of other processes hold. A poll without a
+                timeout never waits for these.
+        """
+        if API not in modules:  # no application can have set a tracer
+            return self._poll_reader(max_records, timeout_ms, poll_ms, is_patient)
+        return trace_poll(self.group, lambda: self._poll_reader(max_records, timeout_ms, poll_ms, is_patient))
+
+    def _poll_reader(self, max_records: int, timeout_ms: int, poll_ms: int, is_patient: bool) -> Any:
+        max_records = parse_whole_number("max_records", max_records, 1)
+        poll_ms = parse_whole_number("poll_ms", poll_ms, 0)
+        timeout_ms = parse_whole_number("timeout_ms", timeout_ms, 0)
+        begun_ms = self._clock.steady_ms()
+        deadline_ms = begun_ms + timeout_ms
+        reader, waiter, passed, read_ahead = self._reader, self._parts.waiter, None, 0
+        moves: Moves = {}
+        try:
+            while True:
+                if newest := waiter.needs_look() or timeout_ms < _SHORT_MS:
+                    waiter.reset()
+                with self._lock.own:
+                    reader.begin_poll(newest)
+                    while (batch := reader.read_next(max_records, moves, read_ahead)) is None:
+                        pass  # messages were deleted between looking and reading: look again
+                has_moved = bool(batch.offsets)
+                # The batch also has the next offset of partitions in which nothing was visible.
+                batch.offsets = passed = batch.offsets if passed is None else passed.followed_by(batch.offsets)
+                if batch:
+                    waiter.note_arrival()
+                    return batch
+                read_ahead = min(4 * max(read_ahead, max_records), _MAX_PASSED) if has_moved else 0
+                end_ms = max(deadline_ms, begun_ms + _PASSING_MS) if has_moved else deadline_ms
+                if self._clock.steady_ms() >= end_ms and not reader.expects_messages(deadline_ms):
+                    if not (is_patient and timeout_ms and self._ends.waits_for_others()):
+                        with self._lock.own:
+                            reader.explain_empty(batch)
+                        return batch
+                    # not the whole timeout again: it may be far longer than the others are waited for
+                    deadline_ms = self._clock.steady_ms() + min(timeout_ms, _PASSING_MS)
+                if not has_moved:
+                    left_ms = deadline_ms - self._clock.steady_ms()
+                    reader.rest(poll_ms, left_ms if left_ms > 0 else _LATE_LOOK_MS)
+        except BaseException:  # also an interrupt: the user has not seen these messages
+            with self._lock.own:
+                reader.undo_moves(moves)
+            raise
 
     @abstractmethod
     def position(self, topic: str, partition: int) -> int:
@@ -494,14 +423,38 @@ class Consumer(ProcessBound, ABC):
         without arguments, are just after the last message that the loop got; what it did not get, the next `poll` or
         loop reads. Raises what `poll` raises.
         """
-        return iterate(
-            self._lock,
-            self._reader,
-            lambda: self.poll(POLL_RECORDS),
-            self._clock,
-            self._parts.iteration_timeout_ms,
-            self._ends.waits_for_others,
-        )
+        # A consumer that is about to get its first partitions waits for these, and the timeout waits with it. So does a
+        # consumer that has just started while members of other processes hold unread messages. Between two messages the
+        # consumer looks from time to time whether its partitions have changed, as a poll does.
+        lock, reader, clock, timeout_ms = self._lock, self._reader, self._clock, self._parts.iteration_timeout_ms
+        last_message_ms = clock.steady_ms()
+        while True:
+            with lock.own:
+                if lock.is_closed:
+                    return
+                # The lock is held for both, so that no other thread sees the messages as read.
+                unseen = reader.mark_unseen(self.poll(POLL_RECORDS))
+            kept_up_ms = clock.steady_ms()
+            for message in unseen.messages:
+                with lock.own:  # never while the caller works on a message
+                    if clock.steady_ms() - kept_up_ms >= _KEEP_UP_MS and not lock.is_closed:
+                        reader.begin_poll(newest=True)
+                        kept_up_ms = clock.steady_ms()
+                    if lock.is_closed:
+                        return
+                    is_shown = unseen.show(message)
+                if is_shown:
+                    yield message
+            with lock.own:
+                unseen.end()
+            is_hopeful = unseen.messages or reader.waits_for_partitions()
+            if is_hopeful or (timeout_ms is not None and self._ends.waits_for_others()):
+                last_message_ms = clock.steady_ms()
+            elif timeout_ms is not None and clock.steady_ms() - last_message_ms >= timeout_ms:
+                return
+            if not unseen.messages:
+                left_ms = _KEEP_UP_MS if timeout_ms is None else last_message_ms + timeout_ms - clock.steady_ms()
+                reader.rest(_POLL_MS, max(1, min(_KEEP_UP_MS, left_ms)))
 
     def until_end(
         self,

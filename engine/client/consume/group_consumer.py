@@ -266,11 +266,11 @@ class MemberConsumer(Consumer):
         """
         super().__init__(parts, reader, ends)
         self._member, self._group_ends, self._listener = member, ends, listener
-        loop = self._loop
+        waiter = parts.waiter
 
         def close(leave: bool | None) -> None:
             member.close(leave)
-            loop.close()
+            waiter.close()
 
         self._open_member = OpenMember(parts.group, member, close)
 

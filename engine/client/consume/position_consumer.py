@@ -180,7 +180,7 @@ class AssignedConsumer(PositionConsumer):
     def close(self) -> None:
         """Stop polling. Nothing is committed by this."""
         self._lock.is_closed = True
-        self._loop.close()
+        self._parts.waiter.close()
 
 
 class FindBounds(Protocol):
