@@ -15,9 +15,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..namespace.at_exit import HOOKS, Stage
-from ..namespace.clock import Clock
+from ..namespace.clock import Clock, FolderWaiter
 from ..namespace.config import EngineConfig
-from ..namespace.folder_waiter import FolderWaiter
 from ..namespace.process import ProcessBound
 from ..protocol.errors import NamespaceError, NotLeader, StorageError, TableDamaged, UnknownServerError
 from .sequencer import STANDBY_MS, Sequencer, StepReport

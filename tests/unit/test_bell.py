@@ -12,8 +12,7 @@ from clocks import ManualClock
 from faulty_files import FaultyFiles
 
 from lakemq.engine.client.requests.requester import Requester
-from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.folder_waiter import LOOK_MS, FolderWaiter
+from lakemq.engine.namespace.clock import LOOK_MS, FolderWaiter, SystemClock
 from lakemq.engine.protocol.codec.letter import encode_answer
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
@@ -79,14 +78,14 @@ def test_removed_folder_is_reported_and_no_longer_watched(tmp_path: Path) -> Non
     folder.mkdir()
     bell = FolderWaiter(lambda: inotify.watch(str(folder)), SystemClock())
     bell.reset()
-    assert bell.has_watch
+    assert bell.watch
     folder.rmdir()
     bell.wait(LONG_S * 1000, LONG_S * 1000)
     bell.reset()
-    assert not bell.has_watch
+    assert not bell.watch
     folder.mkdir()
     bell.reset()
-    assert bell.has_watch
+    assert bell.watch
     bell.close()
 
 

@@ -11,9 +11,9 @@ import pytest
 from lakemq.engine.client.fetch import arrow
 from lakemq.engine.client.fetch.arrow import FETCHED, fetch_arrow
 from lakemq.engine.client.fetch.fetch_result import Message, _iterate_messages
+from lakemq.engine.client.fetch.log_reader import StepRows
 from lakemq.engine.client.fetch.lookup import PLAN_SCHEMA
 from lakemq.engine.client.fetch.plan import FetchPlan
-from lakemq.engine.client.fetch.tail import StepRows
 from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.protocol.codec.letter import encode_rows
 from lakemq.errors import FileTruncated

@@ -14,10 +14,9 @@ from unit.served import CONFIG, new_name, new_topic
 from unit.test_lines import Client, Leader
 
 import lakemq
-from lakemq.engine.client.fetch import step_waiter
-from lakemq.engine.client.fetch.fetcher import Fetcher
+from lakemq.engine.client.fetch import fetcher
+from lakemq.engine.client.fetch.fetcher import Fetcher, StepWaiter
 from lakemq.engine.client.fetch.log_reader import Reader
-from lakemq.engine.client.fetch.step_waiter import StepWaiter
 from lakemq.engine.client.requests.direct_line import DirectLine, FollowLine
 from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, encode_number_frame
 from lakemq.engine.sequencer.sequencer import Sequencer
@@ -217,7 +216,7 @@ def test_polls_find_a_step_without_a_hint(
 ) -> None:
     """Each poll is shorter than the time between two looks."""
     topic = new_topic(mq)
-    monkeypatch.setattr(step_waiter, "find_line_look_ms", lambda lease_ms: 300)
+    monkeypatch.setattr(fetcher, "find_line_look_ms", lambda lease_ms: 300)
     with mq.consumer(new_name("g"), assign=[topic]) as consumer:
         consumer.poll(timeout_ms=200)
         line = consumer._parts.waiter._line  # type: ignore[attr-defined]

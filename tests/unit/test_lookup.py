@@ -15,10 +15,8 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import log_reader
 from lakemq.engine.client.fetch import lookup as lookup_module
-from lakemq.engine.client.fetch import tail as tail_module
-from lakemq.engine.client.fetch.log_reader import Reader
+from lakemq.engine.client.fetch.log_reader import Reader, TailSegments
 from lakemq.engine.client.fetch.lookup import LOOKUP_SCHEMA, Lookup, OffsetRange, StoredSegments
-from lakemq.engine.client.fetch.tail import TailSegments
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced
 from lakemq.engine.protocol.values.segments import Segments
@@ -147,7 +145,7 @@ def make_step(step: int, rows: list[SegmentRow]) -> Step:
 
 @pytest.mark.parametrize("newest", [0, 3, 1000])
 def test_lookup_in_the_tail_does_not_depend_on_how_it_is_kept(newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_module, "_MANY_NEWEST", newest)
+    monkeypatch.setattr(log_reader, "_MANY_NEWEST", newest)
     chance = random.Random(newest)
     for forgotten in (0, 0, 5, 12):
         tail, log = TailSegments(), draw_log(chance, 20)

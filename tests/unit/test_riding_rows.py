@@ -12,7 +12,7 @@ from unit.served import run_leader, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch import tail
+from lakemq.engine.client.fetch import log_reader
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import read_file_facts, write_data_file
 from lakemq.engine.protocol.codec.steps import decode_step_rows
@@ -203,7 +203,7 @@ def test_a_pass_is_due_when_many_bytes_ride(mq: Connection, monkeypatch: pytest.
 
 
 def test_reader_drops_rows_of_steps_that_are_in_a_file(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "MOST_BYTES", 0)
+    monkeypatch.setattr(log_reader, "MOST_TAIL_BYTES", 0)
     with run_leader(mq) as leader:
         texts = publish_riding(mq)
         assert values(mq, "t") == texts, "there is no file to read them from"

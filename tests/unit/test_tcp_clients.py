@@ -20,7 +20,7 @@ from unit.line_peers import PATIENCE_S, until
 from unit.tcp_lines import TcpLeader
 from unit.test_direct_line import letter_of
 
-from lakemq.engine.client.fetch.step_waiter import StepWaiter
+from lakemq.engine.client.fetch.fetcher import StepWaiter
 from lakemq.engine.client.requests import direct_line
 from lakemq.engine.client.requests.direct_line import (
     BAD_LINE_MS,

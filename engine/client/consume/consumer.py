@@ -15,8 +15,8 @@ from ...protocol.errors import IllegalState, OffsetOutOfRange, UnknownTopicOrPar
 from ...protocol.values.offsets import OffsetCommit
 from ..arguments import invalid_argument, parse_partition, parse_topic_name, parse_topic_partitions, parse_whole_number
 from ..fetch.fetch_result import FetchResult, Message
+from ..fetch.fetcher import StepWaiter
 from ..fetch.plan import Isolation
-from ..fetch.step_waiter import StepWaiter
 from ..offsets import ConsumedOffsets, TopicPartition
 from ..requests.requester import Requester
 from ..tracing import API, trace_poll

@@ -25,10 +25,9 @@ from ..arguments import (
     parse_topics_and_partitions,
     parse_whole_number,
 )
-from ..fetch.fetcher import Fetcher
+from ..fetch.fetcher import Fetcher, StepWaiter
 from ..fetch.plan import Bounds, Isolation, check_isolation
 from ..fetch.rows import RowGroupCache
-from ..fetch.step_waiter import StepWaiter
 from ..groups.stalls import find_open_transactions
 from ..requests.requester import Requester
 from .consumer import ConsumerParts, RangeFetcher

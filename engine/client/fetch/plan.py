@@ -3,7 +3,7 @@
 A fetch has three parts:
 
 1. Plan: positions (`earliest`, `latest`, offsets, times) become ranges of offsets, as of a reader's step.
-2. Look up: the ranges become segments, which name rows of files (`lookup.py`, `tail.py`).
+2. Look up: the ranges become segments, which name rows of files (`lookup.py`, `log_reader.py`).
 3. Read: the rows of the segments become messages, in Arrow (`arrow.py`) or in Spark (`spark.py`). One plan serves both.
 
 Rows of docs/architecture.md: fetch 3.

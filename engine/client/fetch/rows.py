@@ -29,8 +29,8 @@ from ...protocol.values.dead_letters import Cause, decode_cause
 from ...protocol.values.segments import cut_segments
 
 if TYPE_CHECKING:
+    from .log_reader import StepRows, StepRowsByFile
     from .lookup import OffsetRange
-    from .tail import StepRows, StepRowsByFile
 
 
 # Row groups that were read last: a consumer comes back for the rest of each with its next poll.

@@ -29,8 +29,7 @@ from lakemq.tables.storage.object_stores.objects import MaybeThere, RootGone
 
 from ...namespace import crash, process
 from ...namespace.at_exit import HOOKS
-from ...namespace.clock import Clock, Stopwatch
-from ...namespace.folder_waiter import LOOK_MS, FolderWaiter
+from ...namespace.clock import LOOK_MS, Clock, FolderWaiter, Stopwatch
 from ...namespace.process import start_thread
 from ...namespace.store_errors import build_removal_error
 from ...protocol.codec.few_rows import Rows, concatenate_rows
@@ -350,7 +349,7 @@ class Requester:
         polls, begun_ms = 0, self._clock.steady_ms()
         self._waiter.reset()
         self._forget_read_answers()
-        if not self._waiter.has_watch:
+        if self._waiter.watch is None:
             passed_ms = self._clock.steady_ms() - begun_ms
             self._clock.sleep(max(0, _UNSEEN_SHARE * self._expected_wait_ms - passed_ms))
         while True:
