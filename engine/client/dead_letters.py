@@ -19,13 +19,12 @@ from ..namespace.clock import Clock
 from ..namespace.process import ProcessBound
 from ..protocol.errors import InvalidRequest, UnknownTopicOrPartition
 from ..protocol.values.dead_letters import SUFFIX, Cause, DeadLettersJudged, SettleDeadLetters, decode_cause
-from ..protocol.values.deliveries import DeliveryStatus, Range
+from ..protocol.values.deliveries import DeliveryStatus, Range, Spans, group_into_spans
 from ..protocol.values.state import State
 from .arguments import parse_flag, parse_text, parse_topic_name, parse_whole_number
 from .fetch.fetcher import Fetcher
 from .fetch.plan import FetchPlan
 from .fetch.rows import compute_source_offsets, segment_index_per_row
-from .offsets import Spans, group_into_spans
 from .predicate import Predicate
 from .requests.requester import Requester
 

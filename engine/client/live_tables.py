@@ -28,10 +28,10 @@ from lakemq.tables.storage.delta.catalog import columns_ddl, live_function_name
 from ..namespace.namespace import Namespace
 from ..protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from ..protocol.values.base import copy_fields, find_shared_fields
+from ..protocol.values.deliveries import Spans
 from .groups.group_info import GroupInfo, MemberInfo
 from .groups.lag import PartitionLag
 from .log_access import LogAccess
-from .offsets import Spans
 from .operator_tools import Observation, Observer
 from .sequencers import find_store_now_ms, read_leadership
 from .sql.query import LiveReaders, connect_duckdb

@@ -10,7 +10,7 @@ from unit.served import new_name, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import MemberConsumer
-from lakemq.engine.client.consume.membership_view import Pattern
+from lakemq.engine.client.consume.options import Pattern
 from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.errors import InvalidRegularExpression, InvalidRequest
 

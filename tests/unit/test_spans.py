@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from examples import examples
 from hypothesis import given
 
-from lakemq.engine.client.offsets import Spans, group_into_spans
+from lakemq.engine.protocol.values.deliveries import Spans, group_into_spans
 
 small = st.integers(0, 30)
 edits = st.lists(st.tuples(st.booleans(), small, st.integers(1, 8)), max_size=20)

@@ -25,9 +25,11 @@ from ...protocol.values.deliveries import (
     Acknowledgement,
     AcknowledgementsJudged,
     AckOutcome,
+    Span,
+    Spans,
     WantedMessages,
 )
-from ..offsets import Span, Spans, TopicPartition
+from ..offsets import TopicPartition
 from .membership import Membership
 from .queue_poll import AckTracker
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from ...namespace.process import ProcessBound
-from ...protocol.errors import IllegalState
+from ...protocol.errors import IllegalState, InvalidRequest
 from ...protocol.values.assignments import TopicIdPartition
-from ..arguments import parse_flag
+from ...protocol.values.deliveries import MAX_ERROR_LENGTH, Spans, Stretch, group_into_spans
+from ..arguments import invalid_argument, parse_flag, parse_partition, parse_topic_name
 from ..fetch.arrow import FETCHED
 from ..fetch.fetch_result import FetchResult, Message
 from ..html_table import SHOWN_MESSAGES, build_message_table
@@ -23,15 +25,6 @@ from ..offsets import ConsumedOffsets, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-from collections.abc import Iterable
-from functools import partial
-
-import numpy as np
-
-from ...protocol.errors import InvalidRequest
-from ...protocol.values.deliveries import MAX_ERROR_LENGTH, Stretch
-from ..arguments import invalid_argument, parse_partition, parse_topic_name
-from ..offsets import Spans, group_into_spans
 
 # The outcome of a poll: messages, or the reason for an empty batch.
 

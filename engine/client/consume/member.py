@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import wait
 from contextlib import suppress
+from functools import partial
 
 from ...namespace.process import close_after
-from ...protocol.errors import IllegalState, LakeMQError
+from ...protocol.errors import FencedMemberEpoch, IllegalState, LakeMQError, RequestTimedOut
+from ...protocol.values.deliveries import AckOutcome, DeliveryStatus, Stretch
+from ...protocol.values.groups import Assigned
 from ...protocol.values.offsets import OffsetCommit
+from ..fetch.fetch_result import Message
 from ..fetch.plan import Bounds
 from ..offsets import ConsumedOffsets, TopicPartition
-from .batch import ConsumerBatch, Ownership, PollOutcome
-from .consumer import ConsumerLock
-from .membership import Membership
-from .membership_view import MembershipView, OwnedPartition, Pattern
-from .options import RebalanceListener
+from .ack_sender import AckSender, invalid_error, raise_chain
+from .batch import ConsumerBatch, DeliverySpan, Messages, Ownership, PollOutcome, spans_of_messages
+from .consumer import ConsumerLock, ConsumerParts
+from .membership import Membership, MembershipView, OwnedPartition
+from .options import Pattern, RebalanceListener
 from .position_reader import PositionReader, Positions, ReadPosition
+from .queue_poll import AckTracker, DeliveryPlanner
+
+log = logging.getLogger("lakemq.consumer")
 
 OwnedPartitions = Mapping[TopicPartition, OwnedPartition]
 
@@ -352,3 +361,242 @@ class PositionMember(Member):
 
     def drop_all(self) -> None:
         self.reader.forget_all()
+
+
+# A member of a queue group, with what became of its messages.
+
+
+ANSWER_MS = 1_000
+"""How long a consumer that closes waits for answers: to its request for messages, then to its acknowledgements."""
+
+
+class QueueMember(Member):
+    """A member that keeps an `AckTracker` for each of its partitions, and records outcomes of messages there.
+
+    Unlike `PositionMember`, it does not release revoked partitions: the group moves a partition when all its messages
+    have an outcome. So it also takes a partition that is revoked already, because its messages need an outcome.
+    """
+
+    def __init__(
+        self,
+        parts: ConsumerParts,
+        membership: Membership,
+        listener: RebalanceListener | None,
+        trackers: dict[TopicPartition, AckTracker],
+        ack_sender: AckSender,
+        planner: DeliveryPlanner,
+    ) -> None:
+        """Share the parts of one consumer. This changes `trackers`, which the other parts read."""
+        super().__init__(parts.lock, membership, listener)
+        self.trackers, self._ack_sender, self._planner = trackers, ack_sender, planner
+        self._fetcher = parts.fetcher
+        self.paused_by_user: set[TopicPartition] = set()
+        self.nacked_count = 0
+        """How often the user has given messages back."""
+
+    def read_owned(self, newest: bool = True) -> dict[TopicPartition, OwnedPartition]:
+        """Return the partitions that have a tracker and that the member still has.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
+        """
+        return self.find_owned(self.membership.read_view(newest))
+
+    def find_owned(self, view: MembershipView) -> dict[TopicPartition, OwnedPartition]:
+        """Return the partitions that have a tracker and that the member still has, as of the step of this view."""
+        self._planner.note_view(view)
+        if view.queue_settings is not None:
+            self._fetcher.isolation = view.queue_settings.isolation
+        trackers = self.trackers
+        return {tp: owned for tp, owned in view.owned.items() if tp in trackers and trackers[tp].epoch == owned.epoch}
+
+    # -- the outcomes of messages ---------------------------------------------------------------------------
+
+    def record(self, outcome: AckOutcome, messages: Messages, delay_ms: int | None = None, error: str = "") -> None:
+        """Record the outcome of messages, and send it without waiting.
+
+        Args:
+            outcome: ack, nack or reject.
+            messages: a message, a batch or messages. Messages of a batch that have an outcome already are left out.
+            delay_ms: how long messages given back wait; None: as the group's settings say.
+            error: text for the dead letter.
+
+        Raises:
+            FencedMemberEpoch: some partitions belong to other members by now.
+            InvalidRecordState: the member does not have some of the messages. The outcome of the others is recorded.
+            InvalidRequest: these are not messages of a queue group.
+        """
+        spans, batch = spans_of_messages(messages), messages if isinstance(messages, ConsumerBatch) else None
+        trackers, errors = self._find_trackers(spans, batch.offsets if batch else None)
+        self.nacked_count += outcome is AckOutcome.NACK
+        self._ack_sender.collect_single_acks()
+        for tp, tracker in trackers.items():
+            to_record = spans[tp] if batch is None else tracker.find_open(spans[tp])
+            if refused_spans := tracker.record(outcome, to_record, delay_ms, error):
+                errors.append(invalid_error(tracker.name, refused_spans))
+        self._ack_sender.send()
+        raise_chain(errors)
+
+    def ack_through(self, ends: Mapping[TopicPartition, int], read: ConsumedOffsets | None) -> None:
+        """Acknowledge all open messages before these offsets, and send that without waiting.
+
+        Args:
+            ends: (topic, partition) -> end offset (exclusive).
+            read: the offsets of the batch, if the user named one.
+
+        Raises:
+            FencedMemberEpoch: some partitions belong to other members by now. The others are recorded.
+        """
+        trackers, errors = self._find_trackers(ends, read)
+        self._ack_sender.collect_single_acks()
+        for tp, tracker in trackers.items():
+            end = ends[tp]
+            spans = [(first, min(until, end), None) for first, until in tracker.list_open_spans() if first < end]
+            tracker.record(AckOutcome.ACK, spans)
+        self._ack_sender.send()
+        raise_chain(errors)
+
+    def nack_open(
+        self, spans: Mapping[TopicPartition, Iterable[DeliverySpan]], owned: Mapping[TopicPartition, OwnedPartition]
+    ) -> None:
+        """Give back the open messages of these spans. owned: partitions that the member has."""
+        self.nacked_count += 1
+        for tp, partition_spans in spans.items():
+            if (deliveries := owned[tp].deliveries) is not None:
+                tracker = self.trackers[tp]
+                tracker.follow(deliveries)  # an aborted transaction has given its messages back already
+                tracker.record(AckOutcome.NACK, tracker.find_open(partition_spans))
+        self._ack_sender.send()
+
+    def _find_trackers(
+        self, topic_partitions: Iterable[TopicPartition], read: ConsumedOffsets | None = None
+    ) -> tuple[dict[TopicPartition, AckTracker], list[LakeMQError]]:
+        """Return the trackers of these partitions, and an error that names partitions of other members.
+
+        Args:
+            topic_partitions: partitions that the user names.
+            read: offsets of a batch. A partition counts only under the assignment under which the batch was read.
+        """
+        epochs = read.epochs if read is not None else {}
+        trackers = {
+            tp: tracker
+            for tp in topic_partitions
+            if (tracker := self.trackers.get(tp)) is not None and epochs.get(tp, tracker.epoch) == tracker.epoch
+        }
+        if any(tracker.is_refused for tracker in trackers.values()):
+            for tp, partition in self.read_owned().items():
+                if partition.deliveries is not None:
+                    self.trackers[tp].follow(partition.deliveries)
+        lost = [tp for tp in topic_partitions if tp not in trackers]
+        return trackers, [self.build_fenced_error(lost)] if lost else []
+
+    def build_fenced_error(self, topic_partitions: Sequence[TopicPartition]) -> FencedMemberEpoch:
+        """Return the error that names these partitions, which belong to other members or whose topic was deleted."""
+        topics = sorted({topic for topic, _ in topic_partitions})
+        reasons = self.membership.explain_missing_topics(topics)
+        found = [f"{topic}-{partition}" for topic, partition in sorted(topic_partitions)]
+        return FencedMemberEpoch(" ".join(reasons), found=found)
+
+    # -- for a worker, whose threads have not begun some messages of its polls -----------------------------------
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether a message that was given back comes before the later ones of its partition."""
+        return self._planner.settings is not None and self._planner.settings.policy.in_order
+
+    def has_open(self, message: Message) -> bool:
+        """Return whether the member still has the message, without an outcome."""
+        tracker = self.trackers.get((message.topic, message.partition))
+        span = message.offset, message.offset + 1, message.delivery_count
+        return tracker is not None and bool(tracker.find_open([span]))
+
+    def hide(self, messages: Iterable[Message]) -> None:
+        """Take messages back that the user has not begun: the next poll shows them again, a close returns them."""
+        for message in messages:
+            if (tracker := self.trackers.get((message.topic, message.partition))) is not None:
+                stretch = Stretch(message.offset, 1, DeliveryStatus.ACQUIRED, message.delivery_count)
+                tracker.hide([stretch])
+
+    # -- what the group decides ---------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Join the group. A member that was lost takes back the partitions that no other member has yet."""
+        reclaimed = [Assigned(tracker.topic_id, tracker.partition, tracker.epoch) for tracker in self.trackers.values()]
+        self.membership.join(reclaimed)
+        self._ack_sender.note_rejoin()
+
+    def _apply_view(self, view: MembershipView) -> bool:
+        if self._ack_sender.is_lost:  # it has joined, although the answer to its request was lost
+            self._ack_sender.note_rejoin()
+        return super()._apply_view(view)
+
+    def list_lost_with_member(self) -> Sequence[TopicPartition]:
+        """Return no partitions: those that other members have by now are found after the member has joined again."""
+        return []
+
+    def lose(self, tp: TopicPartition) -> bool:
+        """Drop a partition, and return whether the user must be told.
+
+        A partition that was reported as revoked, and whose messages all had an outcome, has moved as announced.
+        """
+        self.paused_by_user.discard(tp)
+        self._planner.forget(tp)
+        tracker = self.trackers.pop(tp, None)
+        if tracker is None:
+            return False
+        if not tracker.is_sent:
+            self._ack_sender.note_move(tp)
+        return not tracker.is_paused or tracker.open_count > 0
+
+    def find_revoked(self, owned: OwnedPartitions) -> list[TopicPartition]:
+        """Return the partitions that are paused since the last poll, and mark them as paused."""
+        revoked = [
+            tp
+            for tp in sorted(owned)
+            if owned[tp].is_paused and tp in self.trackers and not self.trackers[tp].is_paused
+        ]
+        for tp in revoked:
+            self.trackers[tp].is_paused = True
+        return revoked
+
+    def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
+        """Do nothing: the group moves a partition when all its messages have an outcome."""
+
+    def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
+        return {tp: partition for tp, partition in owned.items() if tp not in self.partitions}
+
+    def take(self, new: OwnedPartitions) -> None:
+        for (topic, number), partition in new.items():
+            self.trackers[topic, number] = AckTracker(
+                f"{topic}-{number}", partition.bounds.topic_id, number, partition.epoch
+            )
+
+    def drop_all(self) -> None:
+        """Send all recorded outcomes, and return prefetched messages that the user has not seen.
+
+        Wait for the answers, but no longer than ANSWER_MS. Refused and unanswered outcomes are logged.
+        """
+        if (request := self._ack_sender.acquire_request) is not None:
+            wait([request], ANSWER_MS / 1000)  # its messages would count as delivered to a member that has gone
+        owned = self.read_owned()
+        unseen = [
+            tracker.build_acknowledgement(AckOutcome.UNSEEN, stretch, [stretch.span])
+            for tp, tracker in self.trackers.items()
+            if tp in owned and (deliveries := owned[tp].deliveries) is not None
+            for stretch in tracker.find_unshown(deliveries.list_acquired_stretches())
+        ]
+        for step in self._ack_sender.collect_answers, partial(self._ack_sender.send, unseen=unseen):
+            with suppress(LakeMQError):  # a closing consumer has no more use for the messages
+                step()
+        has_answers = not wait(self._ack_sender.list_open_requests(), ANSWER_MS / 1000).not_done
+        with suppress(LakeMQError):
+            self._ack_sender.collect_answers()
+        dropped = list(self.trackers.values())
+        self.trackers.clear()  # from now on `ack` in another thread is refused
+        self.paused_by_user.clear()
+        refusals = self._ack_sender.refusals
+        if not all(tracker.is_sent for tracker in dropped):
+            refusals.note_error(RequestTimedOut("The consumer was closed before the group answered acknowledgements."))
+        if not has_answers:
+            log.warning("The group has not answered the last acknowledgements. It may deliver their messages again.")
+        for error in refusals.list_errors():  # a thread that is in `flush` raises them
+            log.warning("Acknowledgements of a consumer that is closed have failed: %s", error)

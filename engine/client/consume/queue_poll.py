@@ -17,15 +17,18 @@ from ...protocol.values.deliveries import (
     AckOutcome,
     Deliveries,
     DeliveryStatus,
+    Span,
+    Spans,
     Stretch,
     WantedMessages,
+    group_into_spans,
     stretches_to_ranges,
 )
 from ..fetch.fetch_result import FetchResult
-from ..offsets import Span, Spans, TopicPartition, group_into_spans
+from ..offsets import TopicPartition
 from .batch import DeliverySpan, ShownPartition, find_message_spans, take_first
 from .consumer import divide_room
-from .membership_view import MembershipView, OwnedPartition, QueueSettings
+from .membership import MembershipView, OwnedPartition, QueueSettings
 
 # The record of one partition: which messages the user got, and what became of each.
 

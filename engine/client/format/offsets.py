@@ -13,7 +13,7 @@ from typing import Any
 from ...protocol.errors import InvalidConfig, OffsetOutOfRange
 from ...protocol.values.state import State
 from ..connection import Connection
-from ..consume.membership_view import Pattern
+from ..consume.options import Pattern
 from ..fetch.plan import Bounds, Isolation, read_bounds, unknown_partition
 from .options import EARLIEST, LATEST, OffsetBound, TopicSelection
 

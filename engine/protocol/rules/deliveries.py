@@ -43,6 +43,7 @@ from ..values.deliveries import (
     MessagesSettled,
     Range,
     SettledMessages,
+    Spans,
     Stretch,
     WantedMessages,
     stretches_to_ranges,
@@ -255,23 +256,8 @@ def _find_refused_ranges(deliveries: Deliveries | None, part: Acknowledgement) -
         ] + valid
     if sum(end - first for first, end in valid) == sum(count for _, count in part.ranges):
         return []
-    return _subtract_spans(part.ranges, valid)
-
-
-def _subtract_spans(ranges: Sequence[Range], spans: Sequence[tuple[int, int]]) -> list[Range]:
-    """Return the ranges without the spans. Both are sorted and disjoint; each span lies within one range."""
-    remaining: list[Range] = []
-    at = 0
-    for first, count in ranges:
-        end = first + count
-        while at < len(spans) and spans[at][0] < end:
-            if first < spans[at][0]:
-                remaining.append((first, spans[at][0] - first))
-            first = spans[at][1]
-            at += 1
-        if first < end:
-            remaining.append((first, end - first))
-    return remaining
+    known = Spans(valid)
+    return [(gap, end - gap) for first, count in part.ranges for gap, end in known.missing(first, first + count)]
 
 
 def _matches_delivery(stretch: Stretch, part: Acknowledgement) -> bool:
