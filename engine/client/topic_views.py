@@ -55,8 +55,8 @@ def put_topic_views(spark: SparkSession, namespace: Namespace, topics: Iterable[
         )
         if (topic.high_watermarks > topic.log_starts).any() and not (topic.final_offsets > topic.log_starts).any():
             log.warning(
-                "The view of topic %s is empty: none of its messages is final yet, which needs the sequencer's setting"
-                " final.interval.ms.",
+                "The view of topic %s is empty: none of its messages is final yet. The sequencer's setting"
+                " final.interval.ms says when they are; 0: never.",
                 topic.topic,
             )
     for name in {view.name for view in spark.catalog.listTables(database)} - {*views.values()}:

@@ -460,6 +460,8 @@ class DataFileMerger:
             return []
         announced = self._leftovers.list_announced_paths(MESSAGES.name)
         small = [file for file in small if file.path not in announced]
+        if len(small) < least:  # on a store, to know the time takes requests
+            return []
         files_seen.written_ms = {f.path: files_seen.written_ms.get(f.path, -1) for f in small}
         now_ms, old = self._files.time_ms(), []
         for file in small:

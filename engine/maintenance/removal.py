@@ -63,6 +63,7 @@ class DataFileRemover:
         """
         self._store, self._leftovers, self._clock = store, leftovers, clock
         self._grace_ms, self._removing, self._crash_point = grace_ms, removing, crash_point
+        self._looked_at_ms: int | None = None
         self._named: set[str] = set()
         """Files of the table that were listed as left over when they were still named: they are not looked for."""
 
@@ -70,11 +71,18 @@ class DataFileRemover:
         """Remove files that were replaced, or written in vain, and that nothing names.
 
         They leave the table after UNLISTED_MS, so that queries do not read them in vain, and the store after the grace.
+        On a store each look costs requests, so there is none before something new can be old enough.
         """
         graces_ms = (min(UNLISTED_MS, self._grace_ms), self._grace_ms)
+        now_ms, looked_at_ms = self._clock.steady_ms(), self._looked_at_ms
+        if looked_at_ms is not None and now_ms - looked_at_ms < graces_ms[0]:
+            return
         unlisted, expired = self._leftovers.find_expired_lists(MESSAGES.name, *graces_ms)
         listed = {file.path for file in handles[MESSAGES.name].files()} & unlisted.paths
-        if not (listed - self._named or expired.lists) or not self._removing.acquire(timeout=_WAIT_S):
+        if not (listed - self._named or expired.lists):
+            self._looked_at_ms = now_ms
+            return
+        if not self._removing.acquire(timeout=_WAIT_S):
             return  # the next pass tries again
         try:
             for name in TABLES_LOOKED_AT:

@@ -144,9 +144,9 @@ ENGINE = Parameters(
         ),
         Parameter(
             "final.interval.ms",
-            0,
+            60_000,
             "Time between two looks for messages to write to `final_messages`, where they are read from then on."
-            " 0: that table stays empty.",
+            " 0: none; what is in that table stays.",
             0,
             _DAY_MS,
         ),

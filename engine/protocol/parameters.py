@@ -216,7 +216,7 @@ TOPIC = Parameters(
             "cleanup.policy",
             "delete",
             "What happens to old messages: delete, by retention.ms and retention.bytes; compact, only the newest of "
-            "each key stays, which needs final.interval.ms.",
+            "each key stays; refused if final.interval.ms is 0.",
             choices=("delete", "compact", "compact,delete", "delete,compact"),
         ),
         Parameter(

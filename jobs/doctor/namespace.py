@@ -356,12 +356,13 @@ _FINAL_INTERVALS = 3
 def check_final_messages(mq: Connection, observer: Observer) -> Finding:
     """Check that all files of `final_messages` exist unchanged, and that messages get there in time.
 
-    Fetches and consumers do not need the files.
+    Without a leader they wait, and need not come.
     """
     with observer.look() as observation:
-        live = read_live_state(observation.state)
+        live, leader = read_live_state(observation.state), observation.state.leader
     store, interval_ms = mq.namespace.store, mq.namespace.config.ms("final.interval.ms")
-    lag_ms = measure_final_lag_ms(store, live.topics, find_store_now_ms(store.files)) if interval_ms else 0
+    is_due = interval_ms and leader
+    lag_ms = measure_final_lag_ms(store, live.topics, find_store_now_ms(store.files)) if is_due else 0
     if lag_ms > _FINAL_INTERVALS * interval_ms:
         text = f"messages have waited for {lag_ms // 1000} s to become final; final.interval.ms is {interval_ms}"
         return Finding("final messages", False, text, "Look at the log of the sequencer, and at the room of the store.")

@@ -133,8 +133,8 @@ FINAL_MESSAGES = TableSpec(
     keys=("topic_id", "partition", "offset"),
     sort_by=("partition", "offset"),
     partitioned_by=("topic", "step"),
-    comment="Committed messages at their offsets, one row each, for any reader of Delta tables. Made if "
-    "final.interval.ms is set.",
+    comment="Committed messages at their offsets, one row each, for any reader of Delta tables. Written "
+    "each final.interval.ms.",
     log_retention_ms=7 * _DAY_MS,
 )
 """A stream that was down for the retention of the log goes on, so the files that its entries name stay as long."""

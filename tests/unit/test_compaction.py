@@ -292,7 +292,7 @@ def test_message_without_key_is_refused_by_a_compacted_topic(mq: Connection) -> 
 
 
 def test_compaction_without_final_messages_is_refused(tmp_path: Path) -> None:
-    with serve(tmp_path / "mq") as mq:
+    with serve(tmp_path / "mq", settings={"final.interval.ms": 0}) as mq:
         with pytest.raises(InvalidConfig, match=r"final\.interval\.ms"):
             mq.topics.create("t", config=COMPACT)
         mq.topics.create("t")

@@ -12,21 +12,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from clocks import ManualClock
 from obstore.store import LocalStore
-from protocol_harness import AtOnce
+from protocol_harness import AtOnce, letter_bytes
 from unit.test_direct_line import letter_of
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance.merging import FEW_FILES
 from lakemq.engine.namespace.config import load_config
+from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
+from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
+from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import STANDBY_MS, Sequencer
 from lakemq.jobs.console.app import serve_console
 from lakemq.jobs.console.console import ConsoleSettings
 from lakemq.jobs.metrics.server import serve_metrics
 from lakemq.jobs.process.http_listener import HttpLimits
+from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import TOPICS
@@ -97,11 +103,10 @@ def make_sequencer(name: str, namespace: Namespace, clock: ManualClock) -> Seque
 class IdleNamespace:
     """A namespace with a leader that has just created a topic. Everything runs in this thread, by one clock."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, final_interval_ms: int = 1000) -> None:
         path = str(folder / "mq")
-        opened = open_namespace(
-            path, load_config(overrides={"project.interval.ms": 1000, "final.interval.ms": 1000}), create=True
-        )
+        settings = {"project.interval.ms": 1000, "final.interval.ms": final_interval_ms}
+        opened = open_namespace(path, load_config(overrides=settings), create=True)
         self.clock, self._letters = ManualClock(), itertools.count(1)
         self.namespace, self.requests = count_requests(opened)
         self.leader = make_sequencer("leader", self.namespace, self.clock)
@@ -112,6 +117,17 @@ class IdleNamespace:
     def create_topic(self) -> None:
         number = next(self._letters)
         self.namespace.mailbox.put("c1", number, letter_of("c1", number, f"topic-{number}"), 0)
+        self.renew(RENEWAL_MS)
+
+    def publish(self) -> None:
+        """Publish a message in a file of its own to the first topic."""
+        number = next(self._letters)
+        now_ms = self.namespace.files.time_ms()
+        values = {"topic": "topic-1", "partition": 0, "timestamp": now_ms * 1000, "value": b"x"}
+        body = pa.table([pa.array([values.get(field.name)], field.type) for field in BODY_SCHEMA], BODY_SCHEMA)
+        file = DataFile(*write_data_file(self.namespace.files, number, body))
+        request = Produce([TopicRef("topic-1", 1, 1)], Ranges([0], [0], [0], [0], [1], [now_ms], [now_ms]), 0, [file])
+        self.namespace.mailbox.put("c1", number, letter_bytes(Letter("c1", number, [request], 0)), 0)
         self.renew(RENEWAL_MS)
 
     def renew(self, for_ms: int) -> Counter[tuple[str, str]]:
@@ -138,6 +154,19 @@ def test_an_idle_leader_looks_at_no_table_that_has_nothing_to_remove(idle: IdleN
     assert tables == {"journal", "watermarks"}, "which get the renewals once a minute"
     assert {kind for kind, table in requests if table in BY_NAME} == {"put", "head"}
     assert ("put", "time") not in requests
+
+
+def test_final_messages_cost_an_idle_leader_no_requests(tmp_path: Path) -> None:
+    counts = list[int]()
+    for interval_ms in (0, 60_000):
+        idle = IdleNamespace(tmp_path / str(interval_ms), interval_ms)
+        for _ in range(FEW_FILES):
+            idle.publish()
+        idle.renew(for_ms=30 * 60_000)
+        assert idle.leader.state.topics[1].final_offsets.tolist() == [FEW_FILES if interval_ms else 0]
+        counts.append(idle.renew(for_ms=10 * 60_000).total())
+        idle.leader.resign()
+    assert counts[1] <= counts[0]
 
 
 def test_a_quiet_table_is_checkpointed_after_a_few_commits_and_its_log_cleaned_in_time(

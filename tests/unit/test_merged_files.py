@@ -41,6 +41,7 @@ pytestmark = pytest.mark.slow
 HOUR_MS = 3_600_000
 DAY_S = 86_400
 CONFIG = {
+    "final.interval.ms": 0,
     "engine.idle.ms": 2,
     "lease.ms": 10_000,
     "project.interval.ms": HOUR_MS,
