@@ -39,6 +39,8 @@ FILE_BYTES = 64 << 20
 """Unpacked bytes of the rows of a file, about. They are in memory while it is written."""
 MOST_FILES = 256
 """Files of one run. With ten thousand quiet topics a run takes some of them, those of the longest wait first."""
+STALE_MS = 300_000
+"""Age at which written files that no step has decided are given up. Later they may be deleted as left over."""
 _GROUP_BYTES = 8 << 20
 UNPACKED = 4
 """Unpacked bytes for each byte of a file of `final_messages`, by which the files of a rewrite are chosen."""

@@ -27,6 +27,7 @@ from lakemq.tables.storage.object_stores.files import Files
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
+from .final_files import STALE_MS
 from .merging import FEW_FILES, SMALL_BYTES, DataFileMerger, write_merged_file, write_merged_pieces
 from .removal import TABLES_LOOKED_AT, Handles, StepRemoval
 from .retention import RETENTION, LiveState, drop_deleted_segments, is_mostly_old, trim_rows
@@ -278,8 +279,11 @@ class Housekeeping:
         maintained.clean_at_ms = maintained.removable_at_ms if is_later else steady_ms + SWEEP_MS
         retention_ms = self._find_log_retention_ms(handle)
         handle.expire_log(retention_ms)
-        if handle.spec is FINAL_MESSAGES:  # as long as entries of the log name them
-            self._leftovers.delete(name, max(grace_ms, retention_ms), handle.open_newest)
+        if handle.spec is FINAL_MESSAGES:
+            # Entries of the log name removed files, and queries read them. New ones come when a pass has their step.
+            wait_ms = 2 * STALE_MS + self._config.ms("project.interval.ms")
+            kept_ms = max(grace_ms, retention_ms, self._config.ms("merge.grace.ms"), wait_ms)
+            self._leftovers.delete(name, kept_ms, handle.open_newest)
         if handle.spec.shape == "data":
             return
         self._leftovers.delete(name, grace_ms, handle.open_newest)

@@ -154,7 +154,7 @@ ENGINE = Parameters(
             "final.removed.ms",
             7 * _DAY_MS,
             "How long a stream of `final_messages` may be down: removed files and entries of the log stay so long, at "
-            "most 10,000 times `final.interval.ms`.",
+            "most 10,000 times `final.interval.ms`. For queries, files stay for `merge.grace.ms` if that is longer.",
             60_000,
             365 * _DAY_MS,
         ),

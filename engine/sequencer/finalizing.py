@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 
+from ..maintenance.final_files import STALE_MS
 from ..namespace.clock import Clock
 from ..protocol.values.log import RangesWritten
 from ..protocol.values.state import State
@@ -17,8 +18,6 @@ log = logging.getLogger("lakemq.serve")
 _SOON_MS = 20
 _MANY_FILES = 50
 """Files that one step decides."""
-STALE_MS = 300_000
-"""Age at which written files are given up. Later they may be deleted as left over."""
 
 
 class Finalizing:

@@ -13,12 +13,14 @@ from stateful.player import Player
 from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, FINAL_MS, GRACE_MS, Background, Killed, World
 from targets import extended_but, nightly_but
 
+from lakemq.engine.maintenance.final_files import STALE_MS
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, TopicRef
-from lakemq.tables.specs.messages import BODY_SCHEMA, FINAL_FILES, MESSAGES, file_stem
+from lakemq.tables.specs.messages import BODY_SCHEMA, FINAL_FILES, MESSAGES, file_stem, final_file_path
 from lakemq.tables.specs.topics import SEGMENTS
+from lakemq.tables.storage.delta.leftovers import Leftovers
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +99,34 @@ def test_stream_of_final_messages_finds_its_last_batch_however_late(player: Play
     publish_final(2)
     assert not set(list_entries()) & set(of_messages)
     player.world.check_final_messages()
+
+
+@pytest.mark.extended
+def test_final_files_stay_for_running_queries_and_until_a_step_has_decided_them(player: Player) -> None:
+    """`final.removed.ms` and `reader.grace.ms` may be as short as they can be."""
+    settings = {"final.removed.ms": 60_000, "reader.grace.ms": 1_000, "merge.grace.ms": 2_000_000}
+    player.leader.resign()
+    player.world.reconfigure(settings)
+    folder, files = Path(player.world.folder, "final_messages"), player.world.namespace.files
+    for _ in range(2):
+        player.publish()
+    player.world.finalize()
+    (removed,) = folder.glob("topic=*/*.parquet")
+    player.ask(DeleteRecords("t", {0: 1}))
+    player.world.finalize()
+    written = folder / final_file_path("t", FINAL_FILES | 1 << 40)
+    Leftovers(files).announce_new(folder.name, final_file_path("t", FINAL_FILES | 1 << 40))
+    written.write_bytes(b"")
+
+    def finalize_later(ms: int) -> tuple[bool, bool]:
+        player.world.clock.sleep(ms)
+        player.publish()
+        player.world.finalize()
+        return removed.exists(), written.exists()
+
+    assert finalize_later(STALE_MS) == (True, True)
+    assert finalize_later(1_000_000) == (True, True)
+    assert finalize_later(2_000_000) == (False, False)
 
 
 LATE_POINTS = ("finalizing.segments_switched", "finalizing.files_rewritten", "finalizing.segments_swapped")

@@ -27,7 +27,7 @@ from unit.served import until
 import lakemq
 from lakemq import Connection
 from lakemq.engine.maintenance import final_files
-from lakemq.engine.maintenance.final_files import FinalFileWriter, measure_final_lag_ms
+from lakemq.engine.maintenance.final_files import STALE_MS, FinalFileWriter, measure_final_lag_ms
 from lakemq.engine.maintenance.final_table import choose_last_files, list_named_files
 from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.engine.maintenance.row_audit import compare_with_replay
@@ -37,7 +37,7 @@ from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
 from lakemq.engine.protocol.values.topics import DeleteRecords
-from lakemq.engine.sequencer.finalizing import STALE_MS, Finalizing
+from lakemq.engine.sequencer.finalizing import Finalizing
 from lakemq.jobs.audit import audit
 from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.tables import views
