@@ -101,12 +101,13 @@ def test_a_record_is_sent_although_its_wait_is_cancelled(mq: Connection, topic: 
 
 def test_a_full_buffer_refuses_a_send_and_does_not_block(mq: Connection, topic: str) -> None:
     async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.producer(buffer_memory=100, linger_ms=1_000) as producer:
+        async with connection.producer(buffer_memory=100, linger_ms=60_000) as producer:
             producer.send(topic, "a" * 60)
             with pytest.raises(BufferFull):
                 producer.send(topic, "b" * 60)
             await producer.flush()
-            await producer.send(topic, "b" * 60)
+            producer.send(topic, "b" * 60)
+            await producer.flush()
 
     run(mq, main)
 

@@ -4,7 +4,6 @@ import configparser
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -134,36 +133,6 @@ def test_no_page_installs_a_name_that_is_not_published() -> None:
     pages = [CHECKOUT / "README.md", *(CHECKOUT / "docs").glob("*.md")]
     wrong = re.compile(r"pip install[^\n`#]* lakemq(?![\w.\[/-])")
     assert not [page.name for page in pages if wrong.search(page.read_text(encoding="utf-8"))]
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_the_wheel_copied_to_zip_imports(wheel: Path, tmp_path: Path) -> None:
-    archive = tmp_path / "lakemq.zip"
-    shutil.copy(wheel, archive)
-    # -I and -S: no working folder, no environment, no .pth file, so not the editable install either.
-    code = f"""
-import sys
-sys.path.insert(0, {str(archive)!r})
-sys.path.append({sysconfig.get_path("purelib")!r})
-import lakemq.engine
-from importlib import resources
-assert "spark.sql.extensions" in resources.files("lakemq.conf").joinpath("spark-defaults.conf").read_text()
-print(lakemq.engine.__file__)
-"""
-    assert python_says(code, "-I", "-S", cwd=tmp_path) == f"{archive}/lakemq/engine/__init__.py"
-
-
-def test_installed_package_imports_by_its_full_name_alone(tmp_path: Path) -> None:
-    code = f"""
-import importlib.util
-import lakemq.engine
-for name in {PACKAGE_FOLDERS!r}:
-    spec = importlib.util.find_spec(name)
-    assert spec is None or not spec.origin.startswith({str(CHECKOUT)!r}), spec
-print(lakemq.engine.__file__)
-"""
-    assert python_says(code, cwd=tmp_path).endswith("engine/__init__.py")
 
 
 def test_editable_install_is_found_as_spark_looks_for_formats(tmp_path: Path) -> None:

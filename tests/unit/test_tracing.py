@@ -129,7 +129,7 @@ def test_idle_group_has_no_spans(mq: Connection, exporter: InMemorySpanExporter)
     topic = new_topic(mq)
     for protocol in ("cooperative", "queue"):
         with mq.consumer(f"{topic}-{protocol}", topics=[topic], protocol=protocol) as consumer:
-            while not (batch := consumer.poll(timeout_ms=1_000)).offsets and not consumer.assignment():
+            while not (batch := consumer.poll(timeout_ms=100)).offsets and not consumer.assignment():
                 pass
             assert list(batch) == []
             assert batch.to_arrow().num_rows == 0
