@@ -22,8 +22,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from lakemq import assignors, errors
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.consume.batch import ConsumerBatch
@@ -95,7 +93,7 @@ def __dir__() -> list[str]:
 def connect(
     path: str,
     *,
-    spark: SparkSession | None = None,
+    spark: Any = None,  # pyspark may be missing: then strict checkers would not know the type of this function
     create: bool = False,
     shared_with_group: bool = False,
     conf: str | None = None,

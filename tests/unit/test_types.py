@@ -174,13 +174,18 @@ def run_mypy(folder: Path, *options: str) -> str:
     return subprocess.run(mypy, cwd=folder, capture_output=True, text=True, check=False).stdout
 
 
-def run_pyright(folder: Path, ignored_rules: tuple[str, ...] = ()) -> list[tuple[str, int, str, str]]:
-    """Return (file, line, severity, message) of all that pyright says of a folder in its strict mode."""
+def run_pyright(
+    folder: Path, ignored_rules: tuple[str, ...] = (), python: str = sys.executable, **config: object
+) -> list[tuple[str, int, str, str]]:
+    """Return (file, line, severity, message) of all that pyright says of a folder in its strict mode.
+
+    python: the interpreter whose packages it sees. config: further settings of pyright.
+    """
     if not PYRIGHT.exists():
         pytest.skip("pyright is not installed: make test-all does that")
     rules = {**dict.fromkeys(ignored_rules, False), "reportMissingTypeStubs": False}
-    (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict", **rules}))
-    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]
+    (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict", **rules, **config}))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", python]
     env = {**os.environ, "PYTHONPATH": str(PYRIGHT)}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     report = json.loads(done.stdout)
@@ -218,6 +223,14 @@ def test_pyright_accepts_the_programs_of_pages(pages: Path) -> None:
     assert find_lines(pages, ((file, line) for file, line, _, _ in diagnostics)) == {DELIBERATE, NOT_IN_STUBS}, (
         diagnostics
     )
+
+
+def test_pyright_knows_the_first_lines_of_a_program_where_no_extra_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import lakemq\n\nwith lakemq.connect('data/mq') as mq:\n    mq.producer().flush()\n"
+    )
+    bare = str(Path(sys.base_prefix, "bin/python3"))
+    assert run_pyright(tmp_path, (), bare, extraPaths=[str(CHECKOUT / "src")]) == []
 
 
 @pytest.fixture(scope="module")
