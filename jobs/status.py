@@ -12,12 +12,12 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.dead_letters import DeadLetterCount
 from lakemq.engine.client.delayed_rows import UnreleasedCounter
 from lakemq.engine.client.groups.group_info import GroupInfo
-from lakemq.engine.client.groups.lag import find_progress
 from lakemq.engine.client.operator_tools import Observation, Observer
 from lakemq.engine.client.sequencers import Leadership, find_store_now_ms, read_leadership
 from lakemq.engine.client.topics import TopicDescription, parse_settings
 from lakemq.engine.client.transactions.operations import TransactionInfo
 from lakemq.engine.maintenance.retention import find_outgrown
+from lakemq.engine.namespace.progress import find_progress
 from lakemq.errors import GroupIdNotFound, LakeMQError
 from lakemq.jobs.doctor.examination import run_check
 from lakemq.jobs.doctor.namespace import Finding, FreeSpace, make_checks, read_free_space

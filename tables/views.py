@@ -257,7 +257,7 @@ _TRANSACTIONS_VIEWS: dict[str, str] = {
 
 # Every partition of a group with its committed offset, or before the first commit with its start offset. A row of
 # `consumer_offsets` also holds the ranges that a queue group has acknowledged past its committed offset. Elsewhere
-# engine/client/groups/lag.py counts the lag; a test compares the two.
+# engine/namespace/progress.py counts the lag; a test compares the two.
 _CONSUMER_LAG = """\
 SELECT c.group, c.topic, c.partition, c.committed_offset, c.next_offset, c.counted_from, c.last_stable_offset,
        c.high_watermark,

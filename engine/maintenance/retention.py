@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.groups import ASSIGNMENT_MOVES
-from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.journal import JOURNAL, SAMPLES
 from lakemq.tables.specs.messages import FINAL_MESSAGES, MESSAGES, parse_final_file_id
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import SEGMENTS
@@ -281,6 +281,7 @@ RETENTION = {
     TRANSACTIONS.name: "transaction.log.retention.ms",
     ASSIGNMENT_MOVES.name: "group.history.ms",
     JOURNAL.name: "journal.retention.ms",
+    SAMPLES.name: "sample.retention.ms",
 }
 """Per table whose rows age: the setting that says how long they stay."""
 
@@ -288,6 +289,7 @@ _AGED_BY = {
     TRANSACTIONS.name: "updated_at_ms",
     ASSIGNMENT_MOVES.name: "moved_at_ms",
     JOURNAL.name: "decided_at_ms",
+    SAMPLES.name: "minute_ms",
 }
 
 
@@ -315,7 +317,7 @@ def trim_rows(spec: TableSpec, rows: pa.Table, now: LiveState, retention_ms: int
     """Return the rows that stay.
 
     - transactions: rows younger than retention_ms, or of an id with an open transaction.
-    - assignment_moves: younger rows, and for each partition the last one before these.
+    - assignment_moves, samples: younger rows, and for each partition or subject the last one before these.
     - journal: younger rows.
     - control_markers: those that the log still reaches.
     - segments: those of existing topics; and the deletion of others while other files may hold rows of them.
@@ -328,11 +330,12 @@ def trim_rows(spec: TableSpec, rows: pa.Table, now: LiveState, retention_ms: int
         young = pc.greater_equal(rows.column("updated_at_ms"), now.now_ms - retention_ms)
         is_open = pc.is_in(rows.column("transactional_id"), pa.array(sorted(now.ongoing), pa.string()))
         return rows.filter(pc.or_(young, is_open))
-    if spec.name == ASSIGNMENT_MOVES.name:
-        young = pc.greater_equal(rows.column("moved_at_ms"), now.now_ms - retention_ms)
-        before = select_newest(rows.filter(pc.invert(young)).sort_by(_IN_ORDER), _OF_PARTITION)
+    if spec.name in _LAST_BEFORE:
+        keys, order, exists = _LAST_BEFORE[spec.name]
+        young = pc.greater_equal(rows.column(_AGED_BY[spec.name]), now.now_ms - retention_ms)
+        before = select_newest(rows.filter(pc.invert(young)).sort_by(order), keys)
         if whole:
-            before = before.filter(pc.field("state") != "gone")
+            before = before.filter(exists)
         return pa.concat_tables([before, rows.filter(young)])
     if spec.name == JOURNAL.name:
         return rows.filter(pc.field("decided_at_ms") >= now.now_ms - retention_ms)
@@ -345,8 +348,15 @@ def trim_rows(spec: TableSpec, rows: pa.Table, now: LiveState, retention_ms: int
     return rows
 
 
-_OF_PARTITION = ("group", "topic_id", "partition")
-_IN_ORDER = [("step", "ascending"), ("position", "ascending")]
+_LAST_BEFORE: dict[str, tuple[tuple[str, ...], list[tuple[str, str]], pc.Expression]] = {
+    ASSIGNMENT_MOVES.name: (
+        ("group", "topic_id", "partition"),
+        [("step", "ascending"), ("position", "ascending")],
+        pc.field("state") != "gone",
+    ),
+    SAMPLES.name: (("topic", "group"), [("step", "ascending")], pc.field("offsets").is_valid()),
+}
+"""Table -> keys, order of the rows, and which of the last rows before the time are of something that exists."""
 
 
 def drop_deleted_segments(segments: pa.Table, then: LiveState) -> pa.Table:

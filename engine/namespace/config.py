@@ -180,6 +180,13 @@ ENGINE = Parameters(
             3650 * _DAY_MS,
         ),
         Parameter(
+            "sample.retention.ms",
+            7 * _DAY_MS,
+            "How long `samples`, charts and `report` reach back.",
+            0,
+            3650 * _DAY_MS,
+        ),
+        Parameter(
             "offsets.topic.num.partitions",
             SHARDS,
             "Shards of the groups. Chosen when the namespace is created; later its own number counts.",

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from lakemq.tables.specs.journal import JOURNAL, VERSIONS, WATERMARKS, WatermarkRow
+from lakemq.tables.specs.journal import JOURNAL, SAMPLES, VERSIONS, WATERMARKS, WatermarkRow
 from lakemq.tables.specs.messages import FINAL_MESSAGES, MESSAGES, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.topics import SEGMENTS
@@ -51,6 +51,7 @@ from ..namespace.data_file import (
     to_table_file,
 )
 from ..namespace.load import check_versions, least_versions, read_watermark
+from ..namespace.progress import Sampler
 from ..namespace.store_errors import make_damage_error
 from ..protocol.codec.steps import decode_step_rows, encode_steps
 from ..protocol.errors import FileTruncated, NotLeader, StorageError
@@ -125,14 +126,23 @@ class Projection:
     changes_finals: bool
 
 
-def plan_projection(state: State, steps: Sequence[Step], floor: int) -> Projection:
-    """Compute the rows that bring the tables up to the last of `steps`, which is the state's."""
+def plan_projection(
+    state: State, steps: Sequence[Step], floor: int, sampler: Sampler, is_last: bool = False
+) -> Projection:
+    """Compute the rows that bring the tables up to the last of `steps`, which is the state's.
+
+    is_last: whether the leader resigns, so that the samples of this minute are due.
+    """
     mark, batch = build_watermark(state, floor), StepBatch(steps)
+    tables = project(state, batch)
+    samples = sampler.take_rows(state, batch, tables, is_last)
+    if samples.num_rows:
+        tables[SAMPLES.name] = samples
     projection = Projection(
         state.step,
         find_added_files(batch),
         collect_journaled_rows(batch),
-        {**project(state, batch), JOURNAL.name: encode_steps(batch)},
+        {**tables, JOURNAL.name: encode_steps(batch)},
         mark,
         read_live_state(state),
         any(batch.find_entries(RangesFinalized, RecordsDeleted, TopicDeleted)),
@@ -350,6 +360,7 @@ class BackgroundProjection:
         pending_file: CurrentPendingFile,
         housekeeping: Housekeeping,
         projector: Projector,
+        sampler: Sampler,
         executor: Executor,
         clock: Clock,
         config: EngineConfig,
@@ -357,7 +368,7 @@ class BackgroundProjection:
     ) -> None:
         """tail: the steps that landed after the last watermark, in order."""
         self._log, self._pending_file = step_log, pending_file
-        self._housekeeping, self._projector = housekeeping, projector
+        self._housekeeping, self._projector, self.sampler = housekeeping, projector, sampler
         self._executor, self._clock, self._config = executor, clock, config
         self._tail = list(tail)
         self._running: Future[None] | None = None
@@ -415,7 +426,7 @@ class BackgroundProjection:
         Raises what a pass failed with, NotLeader; StorageError if a pass does not end within step.timeout.ms.
         """
         while self._tail or self._running is not None:
-            running = self._begin_pass(state) if self._running is None else self._running
+            running = self._begin_pass(state, is_last=True) if self._running is None else self._running
             self._wait_for_pass(running, lambda: None)
             self._finish_pass()
 
@@ -444,11 +455,11 @@ class BackgroundProjection:
             return False
         return since_ms >= interval_ms or is_long
 
-    def _begin_pass(self, state: State) -> Future[None]:
+    def _begin_pass(self, state: State, is_last: bool = False) -> Future[None]:
         self._steps_in_pass = len(self._tail)
         self._pending_file.close()
         self._begun_at_ms = self._clock.steady_ms()
-        work = plan_projection(state, self._tail, self._housekeeping.floor)
+        work = plan_projection(state, self._tail, self._housekeeping.floor, self.sampler, is_last)
         self.planned_step = work.step
         self._running = self._executor.submit(self._projector.write, work, self._log.check_continuity)
         return self._running

@@ -399,16 +399,20 @@ class Sequencer(ProcessBound):
 
         After an error this sequencer does not lead any more, and no wrong answer was written. It may try to lead again.
         """
-        if self._term is None:
+        term = self._term
+        if term is None:
             raise NotLeader("This sequencer does not lead.", found=self.state.leader)
+        began_ms, before = self._clock.steady_ms(), term.state.step
         try:
             with self._removal.explain_errors():
-                report = self._step(self._term)
+                report = self._step(term)
         except BaseException as error:
             self._failures += not isinstance(error, NotLeader)
             self._step_down()
             raise
         self._failures = 0
+        if report.step > before:
+            term.background.sampler.took_ms.append(self._clock.steady_ms() - began_ms)
         return report
 
     def _step(self, term: Term) -> StepReport:

@@ -29,6 +29,7 @@ from ..namespace.clock import Clock
 from ..namespace.load import load_state
 from ..namespace.namespace import Namespace
 from ..namespace.process import new_id, pause_garbage_collection
+from ..namespace.progress import Sampler
 from ..namespace.step_reader import StepReader, follow_from_watermark
 from ..namespace.waiting_rows import LaterRanges, read_due_runs
 from ..protocol import machine
@@ -245,7 +246,15 @@ class TermFactory:
         projector = Projector(ns.store, watermark, housekeeping, final_table, clock.steady_ms, self._crash_point)
         pending_file = CurrentPendingFile(self._new_file_id, ns.config.number("journal.rows.max.bytes"))
         background = BackgroundProjection(
-            step_log, pending_file, housekeeping, projector, self._projecting, clock, ns.config, tail
+            step_log,
+            pending_file,
+            housekeeping,
+            projector,
+            Sampler(state),
+            self._projecting,
+            clock,
+            ns.config,
+            tail,
         )
         return Term(
             state,

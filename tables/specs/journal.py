@@ -1,4 +1,4 @@
-"""`journal`: all decisions, as rows. And `watermarks`: how far the tables are written.
+"""`journal`: all decisions, as rows. `samples`: totals of each minute. `watermarks`: how far the tables are written.
 
 Like every table, the journal is written from the step objects, a second later.
 """
@@ -37,6 +37,39 @@ JOURNAL = TableSpec(
     keys=("step", "position"),
     sort_by=("step", "position"),
     comment="All decisions in order, of the last journal.retention.ms. The other tables follow from them.",
+)
+
+
+# `samples`: what grows, as totals. Rates and lags over time are differences of rows.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRow:
+    step: int = column(INT64, "The row holds every decision up to this step.")
+    minute_ms: int = column(INT64, "Beginning of the minute in which something changed.")
+    topic: str = column(TEXT, "The topic; empty in the row of the sequencer.")
+    group: str = column(TEXT, "The group that reads the topic; empty in the topic's own row.")
+    offsets: int | None = column(
+        INT64,
+        "Topic: offsets given out so far. Group: those that it is done with. Null: it does not exist any more.",
+        nullable=True,
+    )
+    lag: int | None = column(INT64, "Group: offsets that are left for it at the end of the minute.", nullable=True)
+    steps: int | None = column(INT64, "Sequencer: steps decided in the minute, without renewals.", nullable=True)
+    step_p50_ms: int | None = column(INT64, "Sequencer: how long half of its steps took at most.", nullable=True)
+    step_p99_ms: int | None = column(INT64, "Sequencer: how long 99 of 100 steps took at most.", nullable=True)
+    late_ms: int | None = column(
+        INT64, "Sequencer: how late a delayed message was released in the minute at most.", nullable=True
+    )
+
+
+SAMPLES = TableSpec(
+    name="samples",
+    row=SampleRow,
+    shape="log",
+    keys=("step", "topic", "group"),
+    sort_by=("topic", "group", "step"),
+    comment="Totals of topics, groups and the sequencer: a row for each minute in which they changed.",
 )
 
 

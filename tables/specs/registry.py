@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .groups import ASSIGNMENT_MOVES, ASSIGNMENTS, CONSUMER_OFFSETS, GROUPS, MEMBERS
-from .journal import JOURNAL, WATERMARKS
+from .journal import JOURNAL, SAMPLES, WATERMARKS
 from .messages import DELAYED, FINAL_MESSAGES, INBOX, MESSAGES, REJECTED_ROWS, SCHEDULES
 from .spec import TableSpec
 from .topics import PARTITIONS, SEGMENTS, TOPICS
@@ -30,6 +30,7 @@ TABLES: tuple[TableSpec, ...] = (
     SCHEDULES,
     REJECTED_ROWS,
     FINAL_MESSAGES,
+    SAMPLES,
     WATERMARKS,
     JOURNAL,
 )

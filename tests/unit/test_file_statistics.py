@@ -13,6 +13,7 @@ from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import file_name, new_file_id
 from lakemq.engine.namespace.load import BEGINNING
 from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.engine.namespace.progress import Sampler
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import DataFile, FilesAdded
 from lakemq.engine.protocol.values.state import State
@@ -34,7 +35,7 @@ def register_file(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     (folder / file_name(FILE)).write_bytes(b"!")
     file = DataFile(FILE, 1, 7, low_ms, high_ms, 7)
     step = Step(1, 0, 1, [JournalEntry(FilesAdded([file]))])
-    work = plan_projection(State(step=1), [step], 0)
+    work = plan_projection(State(step=1), [step], 0, Sampler(State()))
     final_table = FinalTable(namespace.files, namespace.config, clock, new_file_id)
     Projector(namespace.store, BEGINNING, housekeeping, final_table, clock.steady_ms).write(work, lambda: None)
     (stored,) = namespace.store.open(MESSAGES).files()

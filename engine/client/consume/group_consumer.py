@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...namespace.progress import PartitionProgress
 from ...protocol.errors import IllegalState, InvalidRequest, InvalidSessionTimeout, LakeMQError
 from ...protocol.parameters import MEMBER
 from ...protocol.values.groups import MAX_ASSIGNORS, OFFSET_RESETS
 from ..arguments import invalid_argument, parse_choice, parse_text, parse_texts, parse_topic_names, parse_whole_number
-from ..groups.lag import PartitionProgress
 from ..offsets import TopicPartition
 from .batch import ConsumerBatch
 from .consumer import Consumer, ConsumerParts, PartitionReader

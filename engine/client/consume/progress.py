@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...namespace.clock import Clock
+from ...namespace.progress import PartitionProgress
 from ...protocol.errors import EndNotReached
 from ..fetch.plan import Bounds
-from ..groups.lag import GroupProgress, PartitionProgress
+from ..groups.lag import GroupProgress
 from ..offsets import TopicPartition
 from .batch import ConsumerBatch
 

@@ -4,81 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.groups import CONSUMER_OFFSETS
 from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle, select_newest
 
+from ...namespace.progress import LagOrigin, PartitionProgress, find_progress
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
 from ...protocol.values.assignments import TopicIdPartition
-from ...protocol.values.deliveries import Deliveries, DeliveryPolicy, DeliveryStatus
+from ...protocol.values.deliveries import DeliveryPolicy, DeliveryStatus
 from ...protocol.values.state import State
 from ..offsets import TopicPartition
 
-LagOrigin = Literal["committed", "start", "log_start"]
-
-
-@dataclass(frozen=True)
-class PartitionProgress:
-    """How far a group has come in a partition, whichever member has it. All lags are counted here.
-
-    Attributes:
-        next_offset: the first offset that is left for the group: the committed one, or before the first commit the one
-            at which the group begins; but no deleted one.
-        counted_from: as in `PartitionLag`.
-        readable_end: end of what the group's isolation sees.
-        end: end of the log.
-        owner: the member that has the partition.
-        deliveries: in a queue group, what became of the messages from the committed offset on.
-    """
-
-    topic_id: int
-    next_offset: int
-    counted_from: LagOrigin
-    readable_end: int
-    end: int
-    owner: str | None
-    deliveries: Deliveries | None = None
-
-    def count_remaining(self, end: int) -> int:
-        """Return how many offsets before `end` are left: neither deleted, nor consumed by the group."""
-        if self.deliveries is None:
-            return max(0, end - self.next_offset)
-        return self.deliveries.count_remaining(end, self.next_offset)
-
-
 GroupProgress = Mapping[TopicPartition, PartitionProgress]
-
-
-def find_progress(
-    state: State, name: str, tp: TopicIdPartition, isolation: str = "read_committed"
-) -> PartitionProgress:
-    """Return how far a group has come in a partition. isolation: of its members; a queue group has its own."""
-    topic, partition = state.topics[tp[0]], tp[1]
-    committed, group = state.offsets.get(name, {}).get(tp), state.groups.get(name)
-    assignment = group.assignments.get(tp) if group else None
-    deliveries = state.find_deliveries(name, tp)
-    log_start = offset = int(topic.log_starts[partition])
-    counted_from: LagOrigin = "log_start"
-    if committed is not None:
-        offset, counted_from = committed.offset, "committed"
-    elif assignment is not None and assignment.start_offset is not None:
-        offset, counted_from = assignment.start_offset, "start"
-    if group is not None and group.is_queue:
-        isolation = group.setting("isolation.level")
-    ends = topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
-    return PartitionProgress(
-        topic.topic_id,
-        max(offset, log_start),
-        counted_from,
-        int(ends[partition]),
-        int(topic.high_watermarks[partition]),
-        assignment.owner if assignment else None,
-        None if deliveries is None else deliveries.copy(),  # later steps change the state
-    )
 
 
 def read_progress(state: State, name: str, topics: Collection[str], isolation: str) -> GroupProgress:
@@ -157,8 +97,7 @@ def _has_work(state: State, name: str, tp: TopicIdPartition, now_ms: int) -> boo
 
 def _describe_lag(state: State, name: str, tp: TopicIdPartition, pending: str | None) -> PartitionLag:
     progress, topic = find_progress(state, name, tp), state.topics[tp[0]]
-    committed, group = state.offsets.get(name, {}).get(tp), state.groups.get(name)
-    assignment = group.assignments.get(tp) if group else None
+    committed = state.offsets.get(name, {}).get(tp)
     return PartitionLag(
         group=name,
         topic=topic.topic,
@@ -169,7 +108,7 @@ def _describe_lag(state: State, name: str, tp: TopicIdPartition, pending: str | 
         last_stable_offset=int(topic.last_stable_offsets[tp[1]]),
         high_watermark=progress.end,
         lag=progress.count_remaining(progress.end),
-        deleted=sum(counted.deleted_count for counted in (committed, assignment) if counted),
+        deleted=progress.deleted_count,
         expired=committed.expired_count if committed else 0,
         committed_at_ms=committed.committed_at_ms if committed else None,
         metadata=committed.metadata if committed else None,

@@ -1,0 +1,148 @@
+"""Samples: the totals of a minute as rows of a table, which outlast the leader that has written them."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from golden.story import Story
+from unit.served import read_objects, run_sql, served, until
+
+from lakemq.engine.maintenance.retention import read_live_state, trim_rows
+from lakemq.engine.namespace import progress
+from lakemq.engine.namespace.progress import MINUTE_MS, Sampler
+from lakemq.engine.protocol.projection import project
+from lakemq.engine.protocol.values.journal import StepBatch
+from lakemq.engine.protocol.values.state import State
+from lakemq.tables.specs.journal import SAMPLES
+from lakemq.testing import MovableClock
+
+Row = tuple[int, str, str, int | None, int | None]
+
+
+class Leader:
+    """Projects the steps of a story, as a leader does."""
+
+    def __init__(self, story: Story) -> None:
+        self.mq, self.sampler, self.done = story.mq, Sampler(story.mq.state), len(story.mq.steps)
+
+    def project(self, is_last: bool = False) -> list[Row]:
+        """Write a pass, and return its rows: minute, topic, group, offsets, lag."""
+        steps = StepBatch(self.mq.steps[self.done :])
+        self.done += len(steps)
+        rows = self.sampler.take_rows(self.mq.state, steps, project(self.mq.state, steps), is_last)
+        self.mq.state.changes.clear()
+        return [
+            (row["minute_ms"] // MINUTE_MS, row["topic"], row["group"], row["offsets"], row["lag"])
+            for row in rows.to_pylist()
+        ]
+
+
+@pytest.fixture
+def story() -> Story:
+    story = Story()
+    story.mq.now_ms = MINUTE_MS
+    story.tell({"create": {"t": 2}})
+    return story
+
+
+def go_on_to(story: Story, minute: int) -> None:
+    """Put a renewal of the lease into this minute."""
+    story.mq.now_ms = minute * MINUTE_MS
+    story.mq.see()
+
+
+def test_a_minute_gives_a_row_for_each_topic_and_group_that_changed(story: Story) -> None:
+    leader = Leader(story)
+    story.tell({"publish": {"t-0": 5, "t-1": 5}})
+    assert leader.project() == [], "the minute goes on"
+    story.tell({"commit_offsets": {"t-0": 3}})
+    assert leader.project() == []
+    go_on_to(story, 2)
+    assert leader.project() == [(1, "t", "", 10, None), (1, "t", "g", 3, 2), (1, "", "", None, None)]
+    story.tell({"publish": {"t-0": 1}})
+    leader.project()
+    go_on_to(story, 9)
+    assert (2, "t", "g", 3, 3) in leader.project(), "a group lags more without doing anything"
+
+
+def test_minutes_in_which_only_the_lease_is_renewed_give_no_row(story: Story) -> None:
+    leader = Leader(story)
+    for minute in range(2, 6):
+        go_on_to(story, minute)
+        assert leader.project() == []
+
+
+def test_a_leader_that_resigns_leaves_nothing_and_one_that_dies_leaves_all_to_the_next(story: Story) -> None:
+    leader = Leader(story)
+    story.tell({"publish": {"t-0": 5}})
+    leader.project()
+    assert (1, "t", "", 5, None) in leader.project(is_last=True)
+    go_on_to(story, 2)
+    assert Leader(story).project() == []
+    story.mq.state.leader = "dead"
+    successor = Leader(story)
+    go_on_to(story, 3)
+    assert successor.project() == [(2, "t", "", 5, None)]
+
+
+def test_what_is_deleted_ends_with_a_row_without_offsets(story: Story) -> None:
+    leader = Leader(story)
+    story.tell({"publish": {"t-0": 5}})
+    story.tell({"commit_offsets": {"t-0": 3}})
+    leader.project(is_last=True)
+    story.tell({"delete": "t"})
+    assert leader.project(is_last=True)[:2] == [(1, "t", "", None, None), (1, "t", "g", None, None)]
+
+
+def test_more_subjects_than_a_minute_may_have_follow_in_the_next(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "MOST_SUBJECTS", 2)
+    leader = Leader(story)
+    for topic in ("u", "v", "w"):
+        story.tell({"create": {topic: 1}})
+    leader.project()
+    passes = []
+    for minute in (2, 3, 4):
+        go_on_to(story, minute)
+        passes.append([topic for _, topic, *_ in leader.project() if topic])
+    assert passes == [["u", "v"], ["w"], []]
+
+
+def test_the_last_row_of_what_exists_outlives_the_retention() -> None:
+    rows = SAMPLES.table(
+        SAMPLES.row(step=step, minute_ms=minute, topic=topic, group="", offsets=offsets)
+        for step, minute, topic, offsets in (
+            (1, 0, "t", 1),
+            (2, 10, "t", 2),
+            (2, 10, "gone", None),
+            (3, 100, "t", 3),
+        )
+    )
+    kept = trim_rows(SAMPLES, rows, read_live_state(State(now_ms=110)), 50, whole=True)
+    assert kept.column("offsets").to_pylist() == [2, 3]
+
+
+MESSAGES_PER_MINUTE = """
+SELECT minute_ms, offsets - lag(offsets, 1, 0) OVER (PARTITION BY topic ORDER BY step) AS messages
+FROM samples WHERE topic = 't' AND `group` = '' ORDER BY step"""
+
+
+@pytest.mark.slow
+def test_a_restart_loses_no_sample_and_sql_shows_messages_per_minute(tmp_path: Path) -> None:
+    clock = MovableClock()
+    with served(tmp_path, clock, **{"project.interval.ms": 50}) as mq:
+        mq.topics.create("t", 2)
+        mq.publish("t", pa.table({"value": ["x"] * 3}))
+        clock.advance(minutes=2)
+        until(lambda: run_sql(mq, "SELECT max(offsets) FROM samples WHERE topic = 't'") == [(3,)])
+        mq.publish("t", pa.table({"value": ["x"] * 4}))
+    with served(tmp_path, clock, **{"project.interval.ms": 50}) as mq:
+        mq.publish("t", pa.table({"value": ["x"] * 5}))
+        clock.advance(minutes=2)
+        until(lambda: run_sql(mq, "SELECT max(offsets) FROM samples WHERE topic = 't'") == [(12,)])
+        rows = read_objects(mq.namespace.path, "sql", MESSAGES_PER_MINUTE)
+        assert [row["messages"] for row in rows if row["messages"]] == [3, 4, 5]
+        ((steps, p50_ms, p99_ms),) = run_sql(
+            mq, "SELECT sum(steps), min(step_p50_ms), max(step_p99_ms) FROM samples WHERE topic = ''"
+        )
+        assert steps >= 4
+        assert 0 <= p50_ms <= p99_ms
