@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import argparse
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.rows.input_rows import COLUMNS
 from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.extras import needs
-from lakemq.errors import IllegalState, NotLeader
+from lakemq.errors import NotLeader
 from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from lakemq.engine.client.rows.receipts import PublishedRows
 
 log = logging.getLogger("lakemq.microbatch")
 
@@ -80,18 +82,21 @@ def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace
     from lakemq.engine.client.format.publishing import checkpoint_of_query
     from lakemq.jobs.source_stream import SourceStream
 
+    def publish(batch: DataFrame, stream_id: str, number: int) -> PublishedRows:
+        return mq.publish(options.topic, batch, txn_app_id=stream_id, txn_version=number, **columns)
+
+    columns: dict[str, Any] = {name: F.expr(text) for name in COLUMNS if (text := getattr(options, name))}
     counts: dict[str, int] = {}
     with mq.serving():
         if not options.no_inbox:
             drained = mq.drain_inbox()
             counts |= {"inbox_records": drained.record_count, "inbox_rejected": drained.rejected_count}
         if options.source_format:
-            columns = {name: F.expr(text) for name in COLUMNS if (text := getattr(options, name))}
             source = open_source(spark, options)
             default_checkpoint = checkpoint_of_query(mq.namespace.path, options.query)
-            crash_point = crash.from_environment()
+            mq.spark_publisher().check(options.topic, source, columns)
             stream = SourceStream(
-                mq, options.query, options.topic, columns, options.checkpoint or default_checkpoint, crash_point
+                mq, options.query, publish, options.checkpoint or default_checkpoint, crash.from_environment()
             )
             stream.publish_available(source)
             counts |= {"batches": stream.batch_count, "records": stream.record_count, "rejected": stream.rejected_count}
@@ -102,26 +107,16 @@ def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace
     return counts | {"step": mq.state().step}
 
 
-def _silence_spark_logs(spark: SparkSession) -> None:
-    """Silence Spark's logs of stack traces per batch: the job reports an error in one line."""
-    log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
-    streaming = "org.apache.spark.sql.execution.streaming.runtime"
-    for name, level in (("MicroBatchExecution", "OFF"), ("ResolveWriteToStream", "ERROR")):
-        log4j.core.config.Configurator.setLevel(f"{streaming}.{name}", log4j.Level.valueOf(level))
-
-
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
 
     def job() -> Counts:
         with needs("spark"):  # not at the top: if the extra is missing, the job must report that in its last line
             from lakemq.jobs.session import silence_error_logs, spark_session
+            from lakemq.jobs.source_stream import prepare_session
         silence_error_logs()
         spark = spark_session("lakemq microbatch", options.master)
-        if not hasattr(spark, "_jvm"):
-            expected = "a classic session: no SPARK_REMOTE, no spark.api.mode"
-            raise IllegalState("The job publishes in foreachBatch.", found="Spark Connect", expected=expected)
-        _silence_spark_logs(spark)
+        prepare_session(spark)
         with connect_namespace(options, spark, options.create) as mq:
             return micro_batch(mq, spark, options)
 

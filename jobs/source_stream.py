@@ -7,19 +7,38 @@ id in the checkpoint. So a killed run is continued, and a lost checkpoint publis
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.format.publishing import read_stream_id
+from lakemq.engine.client.rows.receipts import PublishedRows
 from lakemq.engine.namespace import crash
+from lakemq.errors import IllegalState
 from lakemq.tables.storage.object_stores.files import LocalFiles, open_files
 
 log = logging.getLogger("lakemq.stream")
+
+Publish: TypeAlias = Callable[[DataFrame, str, int], PublishedRows]
+"""Publishes a batch as this version of this id."""
+
+
+def prepare_session(spark: SparkSession) -> None:
+    """Silence Spark's logs of stack traces per batch: the job reports an error in one line.
+
+    Raises IllegalState: it is a session of Spark Connect.
+    """
+    if not hasattr(spark, "_jvm"):
+        expected = "a classic session: no SPARK_REMOTE, no spark.api.mode"
+        raise IllegalState("The job publishes in foreachBatch.", found="Spark Connect", expected=expected)
+    log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    streaming = "org.apache.spark.sql.execution.streaming.runtime"
+    for name, level in (("MicroBatchExecution", "OFF"), ("ResolveWriteToStream", "ERROR")):
+        log4j.core.config.Configurator.setLevel(f"{streaming}.{name}", log4j.Level.valueOf(level))
 
 
 @dataclass
@@ -31,8 +50,7 @@ class SourceStream:
 
     mq: Connection
     query: str
-    topic: str
-    columns: Mapping[str, Any]
+    publish: Publish
     checkpoint: str
     crash_point: crash.CrashPoint
     batch_count: int = 0
@@ -49,7 +67,6 @@ class SourceStream:
             InvalidConfig: the checkpoint cannot be read.
             LakeMQError: the same errors as `publish`.
         """
-        self.mq.spark_publisher().check(self.topic, source, self.columns)
         files = open_files(self.checkpoint, self.mq.namespace.storage_options)
         uri = f"file://{files.root}" if isinstance(files, LocalFiles) else files.root
         writer = source.writeStream.queryName(self.query).option("checkpointLocation", uri).trigger(availableNow=True)
@@ -64,7 +81,7 @@ class SourceStream:
     def _publish_batch(self, batch: DataFrame, number: int) -> None:
         try:
             stream_id = read_stream_id(self.checkpoint, self.mq.namespace.storage_options)
-            done = self.mq.publish(self.topic, batch, txn_app_id=stream_id, txn_version=number, **self.columns)
+            done = self.publish(batch, stream_id, number)
             self.crash_point("stream.published")
         except Exception as failure:
             self.failure = failure

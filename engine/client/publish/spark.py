@@ -26,6 +26,7 @@ from ..quality.spark_gate import SparkGate
 from ..requests.requester import NEVER_PUBLISHED, Requester, ask_with_retries
 from ..rows.placing import Copy, RowRun
 from ..rows.publication import (
+    OnError,
     Publication,
     build_produce_ranges,
     build_produce_request,
@@ -140,7 +141,12 @@ class SparkPublisher:
         select_message_rows(df, columns, None)
 
     def publish_by_topic(
-        self, df: DataFrame, names: Sequence[str], source: str, application: ApplicationVersion
+        self,
+        df: DataFrame,
+        names: Sequence[str],
+        source: str,
+        application: ApplicationVersion,
+        on_error: OnError = "reject",
     ) -> PublishedRows:
         """Publish each row to the destination in its column `topic`, all together or none.
 
@@ -153,7 +159,7 @@ class SparkPublisher:
         def routes() -> Routes:
             return find_routes(self._metadata(), names, source)
 
-        return self._publish_with_current_routes(routes, rows, Publication(source, application=application), now_ms)
+        return self._publish_with_current_routes(routes, rows, Publication(source, on_error, application), now_ms)
 
     def _publish_with_current_routes(
         self,
