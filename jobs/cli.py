@@ -23,6 +23,7 @@ from lakemq.jobs.commands import (
     delayed,
     groups,
     messages,
+    mirror,
     namespace,
     publish,
     query,
@@ -168,6 +169,7 @@ messages.add_to(app)
 groups.add_offsets_to(app)
 consume.add_to(app)
 worker.add_to(app)
+mirror.add_to(app)
 query.add_to(app)
 transactions.add_to(app)
 delayed.add_to(app)

@@ -4,6 +4,7 @@
     python -m lakemq.jobs.jars --print      the kept jars, comma separated, for `spark-submit --jars`
     python -m lakemq.jobs.jars s3a          the same for the jars with which Spark reads and writes S3
     python -m lakemq.jobs.jars azure        the same for Azure (ABFS)
+    python -m lakemq.jobs.jars kafka        the same for Kafka, which `lakemq mirror` reads
 
 The folder is `$LAKEMQ_JARS`, or else `lakemq/jars-<Delta's version>` in the user's cache folder. The jars of stores are
 in folders within it. You may fill the folder by hand on a machine without a network; the bytes are checked whenever a
@@ -64,7 +65,7 @@ def _read_jars() -> dict[str, tuple[Jar, ...]]:
 
 
 _JARS = _read_jars()
-DELTA_VERSION, HADOOP_VERSION = _JARS["delta"][0].version, _JARS["s3a"][0].version
+DELTA_VERSION, HADOOP_VERSION, SPARK_VERSION = (_JARS[name][0].version for name in ("delta", "s3a", "kafka"))
 
 # The resolver names no host: `m2compatible` alone means Ivy's default, Maven Central. With `usepoms` off it
 # asks for the jars and for nothing else.
@@ -219,6 +220,7 @@ def _spark_submit() -> str:
 DELTA_JARS = JarSet(f"Delta's jars (version {DELTA_VERSION})", _JARS["delta"])
 S3A_JARS = JarSet(f"The jars of S3A (Hadoop {HADOOP_VERSION})", _JARS["s3a"], "s3a", f"s3a-{HADOOP_VERSION}")
 AZURE_JARS = JarSet(f"The jars of ABFS (Hadoop {HADOOP_VERSION})", _JARS["azure"], "azure", f"azure-{HADOOP_VERSION}")
+KAFKA_JARS = JarSet(f"The jars of Kafka (Spark {SPARK_VERSION})", _JARS["kafka"], "kafka", f"kafka-{SPARK_VERSION}")
 
 
 def kept_jars() -> tuple[Path, ...]:
@@ -228,7 +230,7 @@ def kept_jars() -> tuple[Path, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fetch jars, or print where they are. Return the exit code."""
-    sets = {"delta": DELTA_JARS, S3A_JARS.name: S3A_JARS, AZURE_JARS.name: AZURE_JARS}
+    sets = {"delta": DELTA_JARS, **{jars.name: jars for jars in (S3A_JARS, AZURE_JARS, KAFKA_JARS)}}
     parser = argparse.ArgumentParser(prog="python -m lakemq.jobs.jars", description=__doc__.splitlines()[0])
     parser.add_argument("jars", nargs="?", choices=sets, default="delta", help="which jars (%(default)s)")
     parser.add_argument("--print", action="store_true", help="print the kept jars, comma separated; fetch nothing")

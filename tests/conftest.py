@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 CHECKOUT = Path(__file__).parents[1]
 MARKED_FOLDERS = ("faults", "spark")
 SPARK = "the Spark session"
-SPARK_WITHOUT_SESSION = {f"tests/spark/test_{name}.py" for name in ("cluster", "demo", "example", "executor")}
+SPARK_WITHOUT_SESSION = {f"tests/spark/test_{name}.py" for name in ("cluster", "demo", "example", "executor", "mirror")}
 PACKAGE_FOLDERS = ("conf", "engine", "jobs", "lakemq", "pyspark_lakemq", "src", "tables")
 
 # pytest's own `pythonpath` reaches this process only; Spark's workers and other children need this.

@@ -24,8 +24,8 @@ from lakemq.jobs import entry, serve, step
 from lakemq.jobs.jars import MissingJars
 from lakemq.jobs.process.exits import Exit
 
-JOBS = ("audit", "copy_topic", "microbatch", "release_delayed", "serve", "step")
-SPARK_JOBS = ("copy_topic", "microbatch")
+JOBS = ("audit", "copy_topic", "microbatch", "mirror", "release_delayed", "serve", "step")
+SPARK_JOBS = ("copy_topic", "microbatch", "mirror")
 
 
 def parse(*arguments: str) -> argparse.Namespace:

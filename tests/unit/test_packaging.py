@@ -201,6 +201,7 @@ def test_the_jars_fit_the_installed_spark_and_delta() -> None:
     spark_minor = ".".join(metadata.version("pyspark").split(".")[:2])
     assert jars.DELTA_JARS.jars[0].name == f"delta-spark_{spark_minor}_2.13"
     assert metadata.version("delta-spark") == jars.DELTA_VERSION
+    assert metadata.version("pyspark") == jars.SPARK_VERSION
 
 
 # The plain package sends, consumes and serves without any extra. Features with an extra say how to install it.

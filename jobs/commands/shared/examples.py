@@ -42,6 +42,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "lakemq worker shop:ship --group ship --topics orders",
         "lakemq worker shop:ship --group ship --topics orders --time-limit-ms 30000 --reject-for ValueError",
     ),
+    "mirror": (
+        "lakemq mirror --bootstrap-servers broker:9092 --topics 'orders|invoices'",
+        "lakemq mirror --bootstrap-servers broker:9092 --topics 'shop[.].*' --until-caught-up",
+    ),
     "sql": (
         'lakemq sql "SELECT topic, count(*) AS messages FROM log_committed GROUP BY topic"',
         'lakemq sql "SELECT * FROM open_transactions" --wait 10',

@@ -1,0 +1,415 @@
+"""Move from Kafka: copy topics, exactly once and in order, and the offsets of groups. A job, and `lakemq mirror`.
+
+    spark-submit --properties-file conf/spark-defaults.conf --py-files dist/lakemq.zip \\
+        --jars "$(python -m lakemq.jobs.jars --print),$(python -m lakemq.jobs.jars kafka --print)" \\
+        jobs/mirror.py --path data/mq --bootstrap-servers broker:9092 --topics 'orders|invoices'
+
+The mirror works in rounds. A round copies what Kafka has when it begins, as micro-batches of Structured Streaming.
+Spark stores in its checkpoint which offsets a batch has, before it is published. Batch n is published as version n of
+the checkpoint's id, all topics in one step. So a batch that a killed mirror has published is not published again.
+
+A group continues at the first copy whose offset in Kafka is not below the group's. Copies have other offsets than their
+messages: a log of Kafka may begin later than at 0, and has gaps where transactions ended and where compaction removed
+messages. So each copy has its offset in Kafka in a header, and the place of a group is searched by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.membership_view import Pattern
+from lakemq.engine.namespace import crash
+from lakemq.engine.namespace.extras import needs
+from lakemq.engine.protocol.values.log import ApplicationVersion
+from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
+from lakemq.errors import IllegalState, LakeMQError, RequestTimedOut, UnknownTopicOrPartition
+from lakemq.jobs.entry import (
+    Counts,
+    connect_namespace,
+    make_job_parser,
+    parse_arguments,
+    run,
+    run_as_script,
+    whole_number,
+)
+from lakemq.jobs.jars import KAFKA_JARS, MissingJars
+from lakemq.jobs.serve import catch_stop_signals
+from lakemq.tables.storage.object_stores.files import open_files
+from lakemq.tables.storage.object_stores.store_options import configure_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lakemq.engine.client.rows.receipts import PublishedRows
+
+log = logging.getLogger("lakemq.mirror")
+
+OFFSET_HEADER = "kafka.offset"
+"""Header of a copy: its offset in Kafka, in decimal."""
+
+_MIRRORED = "kafka.offset="
+"""So begins the metadata of offsets that a mirror has committed; the group's offset in Kafka follows."""
+
+_SETTINGS = (
+    "cleanup.policy",
+    "delete.retention.ms",
+    "max.message.bytes",
+    "min.cleanable.dirty.ratio",
+    "min.compaction.lag.ms",
+    "retention.bytes",
+    "retention.ms",
+)
+"""Settings that topics keep. Not message.timestamp.type: with LogAppendTime, copies would lose their timestamps."""
+
+_ROUND_EVERY_S = 5.0
+
+_NO_COPY = 2**63
+"""Above all offsets."""
+
+TopicPartition = tuple[str, int]
+Offsets = dict[TopicPartition, int]
+
+
+@dataclass(frozen=True)
+class MirrorOptions:
+    """What to mirror: topics and groups whose whole names match patterns.
+
+    command_config: file with options of Kafka's client. name: of the mirror, whose checkpoint remembers its progress.
+    """
+
+    bootstrap_servers: str
+    topics: str
+    groups: str = ".*"
+    command_config: str | None = None
+    name: str = "kafka"
+    max_records: int = 1_000_000
+    until_caught_up: bool = False
+
+
+class KafkaCluster:
+    """Topics, groups and offsets of a Kafka cluster, through Kafka's admin client on Spark's class path."""
+
+    def __init__(self, spark: SparkSession, bootstrap_servers: str, command_config: str | None) -> None:
+        jvm: Any = spark._jvm
+        self._jvm, self._kafka = jvm, jvm.org.apache.kafka
+        properties = jvm.java.util.Properties()
+        if command_config is not None:
+            properties.load(jvm.java.io.FileInputStream(command_config))
+        properties.setProperty("bootstrap.servers", bootstrap_servers)
+        self.client_options = {name: properties.getProperty(name) for name in properties.stringPropertyNames()}
+        self._admin = self._kafka.clients.admin.AdminClient.create(properties)
+
+    def close(self) -> None:
+        self._admin.close()
+
+    def list_topics(self, pattern: Pattern) -> dict[str, int]:
+        """Return topic -> number of partitions of the topics that match, without Kafka's internal ones."""
+        names = pattern.find_matches([*self._admin.listTopics().names().get()])
+        described = self._admin.describeTopics(names).allTopicNames().get()
+        return {name: described[name].partitions().size() for name in names}
+
+    def read_settings(self, topic: str) -> dict[str, str]:
+        """Return the settings of a topic that LakeMQ has, too, also those that Kafka's brokers set by default."""
+        resources = self._kafka.common.config.ConfigResource
+        resource = resources(resources.Type.TOPIC, topic)
+        entries = self._admin.describeConfigs([resource]).all().get()[resource]
+        return {name: entry.value() for name in _SETTINGS if (entry := entries.get(name)) is not None}
+
+    def read_bounds(self, topics: Mapping[str, int]) -> tuple[Offsets, Offsets]:
+        """Return the first offset of each partition, and the end of its committed messages."""
+        spec = self._kafka.clients.admin.OffsetSpec
+        return self._list_offsets(topics, spec.earliest()), self._list_offsets(topics, spec.latest())
+
+    def _list_offsets(self, topics: Mapping[str, int], spec: Any) -> Offsets:
+        options = self._kafka.clients.admin.ListOffsetsOptions(self._kafka.common.IsolationLevel.READ_COMMITTED)
+        requested = self._jvm.java.util.HashMap()
+        for topic, count in topics.items():
+            for partition in range(count):
+                requested.put(self._kafka.common.TopicPartition(topic, partition), spec)
+        offsets = self._admin.listOffsets(requested, options).all().get()
+        return {(tp.topic(), tp.partition()): offsets[tp].offset() for tp in offsets}
+
+    def list_groups(self, pattern: Pattern) -> list[str]:
+        """Return the consumer groups that match."""
+        return pattern.find_matches([listed.groupId() for listed in self._admin.listConsumerGroups().all().get()])
+
+    def read_group_offsets(self, group: str) -> Offsets:
+        """Return the committed offsets of a group."""
+        committed = self._admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get()
+        return {(tp.topic(), tp.partition()): committed[tp].offset() for tp in committed if committed[tp] is not None}
+
+
+class _Stopped(Exception):
+    """The mirror is told to stop, and begins no further batch."""
+
+
+class Mirror:
+    """Copies topics of a Kafka cluster into a namespace, in rounds, and then the offsets of groups."""
+
+    def __init__(self, mq: Connection, spark: SparkSession, cluster: KafkaCluster, options: MirrorOptions) -> None:
+        from lakemq.engine.client.format.publishing import checkpoint_of_query
+
+        self._mq, self._spark, self._cluster, self._options = mq, spark, cluster, options
+        self._checkpoint = checkpoint_of_query(mq.namespace.path, options.name)
+        self._checkpoint_files = open_files(self._checkpoint, mq.namespace.storage_options)
+        self._topics, self._groups, self._copied = Pattern(options.topics), Pattern(options.groups), 0
+
+    def run(self, stop: Event) -> Counts:
+        """Copy rounds until `stop` is set, or one round; then translate the groups. Returns counts.
+
+        Raises:
+            UnknownTopicOrPartition: no topic of Kafka matches.
+            IllegalState: the offsets of a topic do not continue those that were copied.
+            LakeMQError: messages are refused, such as MessageTooLarge. Their batch is not published.
+        """
+        while True:
+            topics = self._create_topics()
+            if self._count_lag(topics):
+                self._copy(topics, stop)
+                log.info("%d topics: %d offsets behind Kafka", len(topics), self._count_lag(topics))
+            if self._options.until_caught_up or stop.wait(_ROUND_EVERY_S):
+                break
+        translated, left = self._translate_groups(topics)
+        return {
+            "topics": len(topics),
+            "records": self._copied,
+            "lag": self._count_lag(topics),
+            "groups": translated,
+            "groups_left": left,
+        }
+
+    def _create_topics(self) -> dict[str, int]:
+        """Create what is missing of the topics and their partitions. Returns topic -> number of partitions."""
+        topics = self._cluster.list_topics(self._topics)
+        if not topics:
+            raise UnknownTopicOrPartition("No topic of Kafka matches.", found=self._options.topics)
+        existing = {topic.topic: topic.partitions for topic in self._mq.topics.list()}
+        for topic, count in topics.items():
+            if topic not in existing:
+                config = self._cluster.read_settings(topic) | {"partitioner": "murmur2"}
+                self._mq.topics.create(topic, count, config)
+                log.info("Created topic %s with %d partitions", topic, count)
+            elif existing[topic] < count:
+                self._mq.topics.alter(topic, partitions=count)
+        return topics
+
+    def _count_lag(self, topics: Mapping[str, int]) -> int:
+        """Return how many offsets of Kafka are not copied. Raises IllegalState: what is there does not continue it."""
+        firsts, ends = self._cluster.read_bounds(topics)
+        copied, planned, lag = self._read_offsets("commits"), self._read_offsets("offsets"), 0
+        for tp, end in ends.items():
+            position = copied.get(tp)
+            if tp not in planned and self._mq.end_offsets(tp[0]).get(tp[1]):
+                raise IllegalState(
+                    f"The topic has messages that the mirror {self._options.name} has not copied. Delete the topic, or"
+                    " mirror with the name and the namespace that it was mirrored with.",
+                    found=f"{tp[0]}-{tp[1]}",
+                )
+            if position is not None and position > end:
+                raise IllegalState(
+                    "The partition ends before what was copied: the topic was created again in Kafka. Mirror it into"
+                    " another namespace, or delete the copy and mirror it with another --name.",
+                    found=f"{tp[0]}-{tp[1]} ends at {end}",
+                    expected=f"at least {position}",
+                )
+            if position is not None and position < firsts[tp]:
+                log.warning("%s-%d: Kafka has deleted %d offsets before they were copied", *tp, firsts[tp] - position)
+            lag += end - max(position or 0, firsts[tp])
+        return lag
+
+    def _read_offsets(self, folder: str) -> Offsets:
+        """Return the end of the newest batch that is published (`commits`) or planned (`offsets`)."""
+        names = (name.rpartition("/")[2] for name in self._checkpoint_files.list(f"{folder}/"))
+        newest = max((int(name) for name in names if name.isdecimal()), default=None)
+        if newest is None:
+            return {}
+        line = self._checkpoint_files.get(f"offsets/{newest}").decode().splitlines()[-1]
+        return {(topic, int(p)): offset for topic, offsets in json.loads(line).items() for p, offset in offsets.items()}
+
+    def _copy(self, topics: Mapping[str, int], stop: Event) -> None:
+        """Copy what Kafka has now, batch by batch, until `stop` is set."""
+        from lakemq.jobs.source_stream import SourceStream
+
+        def publish(batch: DataFrame, stream_id: str, number: int) -> PublishedRows:
+            if stop.is_set():
+                raise _Stopped
+            log.info("batch %d of %s: %d offsets behind Kafka", number, self._options.name, self._count_lag(topics))
+            application = ApplicationVersion(stream_id, number, self._options.name)
+            publisher = self._mq.spark_publisher()
+            return publisher.publish_by_topic(batch, sorted(topics), self._options.name, application, on_error="fail")
+
+        stream = SourceStream(self._mq, self._options.name, publish, self._checkpoint, crash.from_environment())
+        try:
+            stream.publish_available(self._read_topics(topics))
+        except _Stopped:
+            pass
+        finally:
+            self._copied += stream.record_count
+
+    def _read_topics(self, topics: Mapping[str, int]) -> DataFrame:
+        """Return the stream of committed messages, with OFFSET_HEADER. A partition of Kafka is a task, in order."""
+        from pyspark.sql import functions as F
+
+        from lakemq.engine.client.publish.message_rows import HEADERS_DDL
+
+        options = {f"kafka.{name}": value for name, value in self._cluster.client_options.items()} | {
+            "kafka.isolation.level": "read_committed",
+            "subscribe": ",".join(topics),
+            "startingOffsets": "earliest",
+            "includeHeaders": "true",
+            "maxOffsetsPerTrigger": str(self._options.max_records),
+            # Kafka's retention may delete what a batch was to copy; it would also have gone after it was copied
+            "failOnDataLoss": "false",
+        }
+        rows = self._spark.readStream.format("kafka").options(**options).load()
+        own = F.coalesce(F.col("headers").cast(HEADERS_DDL), F.array().cast(HEADERS_DDL))
+        offset = F.struct(
+            F.lit(OFFSET_HEADER).alias("key"), F.col("offset").cast("string").cast("binary").alias("value")
+        )
+        headers = F.concat(own, F.array(offset).cast(HEADERS_DDL)).alias("headers")
+        return rows.select("topic", "partition", "key", "value", headers, "timestamp")
+
+    def _translate_groups(self, topics: Mapping[str, int]) -> tuple[int, int]:
+        """Commit the places of groups. Returns how many groups were translated, and how many were left as they are."""
+        translated = left = 0
+        for group in self._cluster.list_groups(self._groups):
+            committed = {tp: at for tp, at in self._cluster.read_group_offsets(group).items() if tp[0] in topics}
+            if not committed:
+                continue
+            try:
+                self._translate(group, committed)
+                translated += 1
+            except RequestTimedOut:
+                raise
+            except LakeMQError as error:
+                log.warning("Group %s is left as it is: %s", group, error)
+                left += 1
+        return translated, left
+
+    def _translate(self, group: str, committed: Offsets) -> None:
+        """Commit the places of a group, but for partitions in which it has committed by itself: it has moved already.
+
+        Raises:
+            UnknownMemberId: the group has members. They may be ahead of Kafka.
+            LakeMQError: the group cannot be changed for another reason.
+        """
+        answer = self._mq.requester.ask(FetchOffsets(group))
+        assert isinstance(answer, OffsetsFetched)
+        others = (commit for commit in answer.offsets if not (commit.metadata or "").startswith(_MIRRORED))
+        moved = {(commit.topic, commit.partition) for commit in others}
+        commits = [
+            OffsetCommit(*tp, find_copy(self._mq, *tp, offset), f"{_MIRRORED}{offset}")
+            for tp, offset in committed.items()
+            if tp not in moved
+        ]
+        if kept := sorted(moved & committed.keys()):
+            log.warning("Group %s stays where it has committed in LakeMQ: %s", group, kept)
+        if commits:
+            self._mq.requester.ask(CommitOffsets(group, commits))
+
+
+def find_copy(mq: Connection, topic: str, partition: int, kafka_offset: int) -> int:
+    """Return the offset of the first message that is no copy from before an offset of Kafka; the end if all are.
+
+    A partition of Kafka is copied in order, so the copies are ascending by their offsets in Kafka, with gaps. At most
+    as many copies as offsets lie between two of them, which bounds the search.
+    """
+
+    @cache
+    def read_next(offset: int) -> tuple[int, int]:
+        """Return offset and Kafka's offset of the first message from here on; _NO_COPY if there is none of Kafka."""
+        fetched = mq.fetch(topic, start={partition: offset}, partitions=[partition], include_expired=True)
+        table = next(fetched.pieces(limit=1), None)
+        if table is None or not table.num_rows:
+            return end, _NO_COPY
+        headers = table.column("headers")[0].as_py() or ()
+        numbers = [int(header["value"]) for header in headers if header["key"] == OFFSET_HEADER]
+        return table.column("offset")[0].as_py(), numbers[-1] if numbers else _NO_COPY
+
+    low, end = mq.beginning_offsets(topic)[partition], mq.end_offsets(topic)[partition]
+    if low == end:
+        return end
+    (first, first_copied), (_, last_copied) = read_next(low), read_next(end - 1)
+    high = min(end, first + max(0, kafka_offset - first_copied)) if first_copied != _NO_COPY else low
+    if last_copied != _NO_COPY:
+        low = max(low, end - 1 - max(0, last_copied - kafka_offset))
+    return low + bisect_left(range(low, high), kafka_offset, key=lambda offset: read_next(offset)[1])
+
+
+def open_session(master: str | None = None) -> SparkSession:
+    """Return a Spark session with Kafka's source. Raises MissingExtra, MissingJars, MissingJava, IllegalState."""
+    with needs("spark"):  # not at the top: if the extra is missing, the job must report that in its last line
+        from py4j.protocol import Py4JJavaError
+
+        from lakemq.jobs.session import silence_error_logs, spark_session
+        from lakemq.jobs.source_stream import prepare_session
+    silence_error_logs()
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    extra = None if is_submitted else {"spark.jars": ",".join(map(str, KAFKA_JARS.read_kept()))}
+    spark = spark_session("lakemq mirror", master, extra)
+    prepare_session(spark)
+    loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
+    try:
+        loader.loadClass("org.apache.spark.sql.kafka010.KafkaSourceProvider")
+    except Py4JJavaError:
+        raise MissingJars(
+            f"{KAFKA_JARS.title} are not in this session. Give spark-submit --jars"
+            ' "$(python -m lakemq.jobs.jars --print),$(python -m lakemq.jobs.jars kafka --print)"'
+        ) from None
+    return spark
+
+
+def mirror(mq: Connection, spark: SparkSession, options: MirrorOptions) -> Counts:
+    """Mirror until SIGTERM or SIGINT, or once. Returns counts. Raises what `Mirror.run` raises."""
+    configure_spark(spark, mq.namespace.files.root, mq.namespace.storage_options)
+    cluster = KafkaCluster(spark, options.bootstrap_servers, options.command_config)
+    try:
+        with catch_stop_signals() as stop:
+            return Mirror(mq, spark, cluster, options).run(stop)
+    finally:
+        cluster.close()
+
+
+EXAMPLES = """\
+--path data/mq --bootstrap-servers broker:9092 --topics orders
+--path data/mq --bootstrap-servers broker:9092 --topics shop[.].* --command-config ssl.properties
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = make_job_parser("mirror", "Copy topics and offsets of groups from Kafka.", EXAMPLES, needs_spark=True)
+    parser.add_argument("--master", help="Spark's master, unless spark-submit sets it")
+    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="brokers of Kafka")
+    parser.add_argument("--topics", required=True, metavar="PATTERN", help="topics, by whole names")
+    parser.add_argument("--groups", default=".*", metavar="PATTERN", help="groups (%(default)s)")
+    parser.add_argument("--command-config", metavar="FILE", help="properties of Kafka's client")
+    parser.add_argument("--name", default="kafka", help="permanent name of the mirror (%(default)s)")
+    parser.add_argument("--max-records", type=whole_number, default=1_000_000, metavar="N", help="messages of a batch")
+    parser.add_argument("--until-caught-up", action="store_true", help="end when all that Kafka has now is copied")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse_arguments(parser(), arguments)
+
+    def job() -> Counts:
+        spark = open_session(options.master)
+        chosen = MirrorOptions(**{field.name: getattr(options, field.name) for field in fields(MirrorOptions)})
+        with connect_namespace(options, spark) as mq, mq.serving():
+            return mirror(mq, spark, chosen)
+
+    return run("mirror", options, job)
+
+
+if __name__ == "__main__":
+    run_as_script(main)

@@ -1,0 +1,172 @@
+"""Moving from a real Kafka: a mirror that is killed copies all messages once, and groups continue where they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka_broker import Kafka, Record, serve_kafka
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.jobs.jars import KAFKA_JARS
+from lakemq.jobs.mirror import OFFSET_HEADER
+from lakemq.testing import wait_until
+
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(900)]
+
+JOB_TIMEOUT_S = 240
+PARTITIONS = {"orders": 4, "payments": 2, "prices": 1}
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    KAFKA_JARS.resolve()
+    with serve_kafka(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def mq(tmp_path: Path) -> Iterator[Connection]:
+    """A served namespace of the test's own."""
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True, config={"final.interval.ms": 1000}) as connection, connection.serving():
+        yield connection
+
+
+def start(mq: Connection, kafka: Kafka, *more: str, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lakemq.jobs.mirror", "--path", mq.namespace.path, "--master", "local[2]"]
+    command += ["--bootstrap-servers", kafka.address, "--topics", "orders|payments|prices", *more]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, env=inherited | environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> dict[str, Any]:
+    """Wait for the end of a mirror, and return its last line; empty after a kill."""
+    output, errors = process.communicate(timeout=JOB_TIMEOUT_S)
+    assert process.returncode == code, errors[-5_000:] + output
+    end: dict[str, Any] = json.loads(output.splitlines()[-1]) if output else {}
+    return end
+
+
+def pairs(topic: str, first: int, count: int) -> list[tuple[str, str | None]]:
+    """Return keys and values. Each tenth value is a tombstone."""
+    return [(f"k{n % 7}", None if n % 10 == 9 else f"{topic}-{n}") for n in range(first, first + count)]
+
+
+def fill(kafka: Kafka) -> None:
+    """Let topics begin later than at 0, and have the gaps of transactions and of compaction."""
+    kafka.create_topic("orders", 3, retention_ms="-1", max_message_bytes="2000000")
+    kafka.create_topic("payments", 2)
+    kafka.create_topic(
+        "prices",
+        1,
+        cleanup_policy="compact",
+        segment_ms="100",
+        min_cleanable_dirty_ratio="0.01",
+        max_compaction_lag_ms="100",
+    )
+    kafka.create_topic("else", 1)
+    for partition in range(3):
+        kafka.send("orders", partition, pairs("orders", 1000 * partition, 200))
+    kafka.delete_records("orders", 1, 50)
+    for number in range(6):
+        kafka.send_in_transaction("payments", number % 2, pairs("payments", 100 * number, 30), commits=number % 3 != 1)
+    for number in range(4):
+        kafka.send("prices", 0, [(f"k{n % 5}", f"price {number}.{n}") for n in range(50)])
+    sent = kafka.end("prices", 0)
+
+    def has_compacted() -> bool:
+        kafka.send("prices", 0, [("tick", "t")])  # the newest segment stays, and a message begins the next one
+        return len(kafka.read("prices", 0)) < sent / 2
+
+    wait_until(has_compacted, "compaction", 120)
+
+
+def check_copies(mq: Connection, kafka: Kafka) -> None:
+    """Check that each partition has Kafka's messages, once, in order, and with Kafka's offsets."""
+    for topic, count in PARTITIONS.items():
+        for partition in range(count):
+            copies = []
+            for message in mq.fetch(topic, partitions=[partition]):
+                *headers, (name, number) = message.headers
+                assert name == OFFSET_HEADER
+                timestamp_ms = round(message.timestamp.timestamp() * 1000)
+                copies.append(Record(int(number), message.key, message.value, tuple(headers), timestamp_ms))
+            expected = kafka.read(topic, partition)
+            if topic == "prices":  # both sides may have compacted further
+                copies, expected = (sorted({r.key: r for r in records}.values()) for records in (copies, expected))
+            assert copies == expected, (topic, partition)
+
+
+def read_unread(mq: Connection, group: str) -> list[tuple[str, int, int]]:
+    """Return topic, partition and offset in Kafka of all messages that a group still gets."""
+    with mq.consumer(group, topics=["orders", "payments"], protocol="cooperative") as consumer:
+        messages = [message for batch in consumer.until_end() for message in batch]
+    return sorted((m.topic, m.partition, int(dict(m.headers)[OFFSET_HEADER])) for m in messages)
+
+
+def list_uncommitted(kafka: Kafka, offsets: dict[tuple[str, int], int]) -> list[tuple[str, int, int]]:
+    """Return topic, partition and offset of the messages of Kafka that a group has not committed."""
+    return sorted(
+        (topic, partition, record.offset)
+        for topic in ("orders", "payments")
+        for partition in range(PARTITIONS[topic])
+        for record in kafka.read(topic, partition)
+        if record.offset >= offsets.get((topic, partition), 0)
+    )
+
+
+def test_killed_mirror_copies_all_once_and_groups_continue_where_they_were(kafka: Kafka, mq: Connection) -> None:
+    fill(kafka)
+    batches = ["--max-records", "300"]
+    finish(start(mq, kafka, *batches, LAKEMQ_CRASH_AT="stream.published:1"), -signal.SIGKILL)
+    finish(start(mq, kafka, *batches, LAKEMQ_CRASH_AT="publish.file_written:2"), -signal.SIGKILL)
+    assert mq.topics.describe("prices").config["cleanup.policy"] == "compact"
+    orders = mq.topics.describe("orders")
+    assert (orders.partitions, orders.config["partitioner"]) == (3, "murmur2")
+    assert (orders.config["retention.ms"], orders.config["max.message.bytes"]) == (-1, 2_000_000)
+
+    groups = {
+        "behind": {("orders", 0): 120, ("orders", 1): 10, ("orders", 2): 200, ("payments", 0): 31, ("payments", 1): 40},
+        "done": {(topic, p): kafka.end(topic, p) for topic, n in (("orders", 3), ("payments", 2)) for p in range(n)},
+        "moved": {("orders", 0): 10},
+    }
+    for group, offsets in groups.items():
+        kafka.commit_offsets(group, offsets)
+    following = start(mq, kafka, *batches)
+    wait_until(
+        lambda: "payments" in {t.topic for t in mq.topics.list()} and len(mq.fetch("payments")) >= 120, "copies", 120
+    )
+    kafka.add_partitions("orders", 4)
+    for partition in (2, 3):
+        kafka.send("orders", partition, pairs("orders", 1000 * partition, 50))
+    wait_until(lambda: list(mq.end_offsets("orders").values())[2:] == [250, 50], "the copies of what came later", 120)
+    following.send_signal(signal.SIGTERM)
+    assert finish(following)["groups"] == 3
+
+    kafka.send_in_transaction("payments", 1, pairs("payments", 900, 20), commits=True)
+    assert read_unread(mq, "moved")
+    with mq.consumer("moved", assign=["orders"]) as consumer:
+        consumer.commit({("orders", 0): 150})
+    options = ["--bootstrap-servers", kafka.address, "--topics", "orders|payments|prices", "--until-caught-up"]
+    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", mq.namespace.path, "mirror", *options]
+    done = subprocess.run(
+        [*command, "--output", "json"], capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=True
+    )
+    assert json.loads(done.stdout) == {"topics": 3, "records": 20, "lag": 0, "groups": 3, "groups_left": 0}
+    check_copies(mq, kafka)
+    assert read_unread(mq, "behind") == list_uncommitted(kafka, groups["behind"])
+    assert read_unread(mq, "done") == list_uncommitted(kafka, groups["done"]) != []
+    with mq.consumer("moved", assign=["orders"]) as consumer:
+        assert consumer.committed()["orders", 0].offset == 150
