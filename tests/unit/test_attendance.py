@@ -10,7 +10,8 @@ from faulty_files import FaultyFiles
 from protocol_harness import AtOnce, Harness
 from unit.served import until
 
-from lakemq.engine.client.consume.membership import HeartbeatThread, MemberOptions, Membership
+from lakemq.engine.client.consume.membership import HeartbeatThread, Membership
+from lakemq.engine.client.consume.options import MemberOptions
 from lakemq.engine.protocol.codec.beat import MemberBeat, decode_overdue_members, encode_beat
 from lakemq.engine.protocol.values.groups import Assigned, JoinGroup, LeaveGroup
 from lakemq.engine.sequencer.attendance import Attendance, OverdueMembers

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ...namespace.process import ProcessBound
 from ...protocol.errors import IllegalState, InvalidRequest
 from ...protocol.values.assignments import TopicIdPartition
-from ...protocol.values.deliveries import MAX_ERROR_LENGTH, Spans, Stretch, group_into_spans
+from ...protocol.values.deliveries import MAX_ERROR_LENGTH, Stretch, group_into_spans
 from ..arguments import invalid_argument, parse_flag, parse_partition, parse_topic_name
 from ..fetch.arrow import FETCHED
 from ..fetch.fetch_result import FetchResult, Message
@@ -311,33 +311,6 @@ def spans_of_messages(messages: Messages) -> dict[TopicPartition, list[DeliveryS
         }
     except ValueError:
         raise InvalidRequest("Messages are not valid.", expected="offsets that are whole numbers of 64 bits") from None
-
-
-def take_first(stretches: Sequence[Stretch], count: int) -> list[Stretch]:
-    """Return the first `count` messages of the stretches."""
-    first_stretches = []
-    for stretch in stretches:
-        if count <= 0:
-            break
-        first_stretches.append(stretch.cut(stretch.first, min(stretch.end, stretch.first + count)))
-        count -= stretch.length
-    return first_stretches
-
-
-def find_message_spans(parts: Sequence[FetchResult], tp: TopicPartition) -> tuple[Spans, Spans]:
-    """Return the offsets of a partition whose messages are shown, and those whose messages have expired."""
-    spans, expired, superseded = Spans(), Spans(), Spans()
-    for part in parts:
-        if part.plan.topic == tp[0]:
-            segments = part.plan.segments
-            columns = (segments.column(name).to_pylist() for name in ("partition", "base_offset", "record_count"))
-            for partition, first, count in zip(*columns, strict=True):
-                if partition == tp[1]:
-                    spans.add(first, first + count)
-            expired, superseded = (Spans(group_into_spans(offsets.get(tp[1], ()))) for offsets in part.hidden)
-    for span in chain(expired, superseded):
-        spans.remove(*span)
-    return spans, expired
 
 
 def shorten_error(error: object) -> str:

@@ -20,9 +20,9 @@ from ..offsets import TopicPartition
 from .batch import ConsumerBatch
 from .consumer import Consumer, ConsumerParts, PartitionReader
 from .member import Member, PositionMember
-from .membership import MemberOptions, Membership
+from .membership import Membership
 from .open_members import OpenMember
-from .options import MAX_CLIENT_ID, Pattern, RebalanceListener
+from .options import MAX_CLIENT_ID, MemberOptions, Pattern, RebalanceListener
 from .position_consumer import PositionConsumer
 from .position_reader import PositionReader, Reset
 from .progress import OWN, Ends, Remainder, find_remainder_by_group

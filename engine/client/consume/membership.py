@@ -40,7 +40,7 @@ from ..groups.stalls import Stall, find_queue_stalls
 from ..offsets import TopicPartition
 from ..requests.requester import Requester
 from .open_members import OpenMember, describe_holders
-from .options import Pattern, Subscription, find_beginnings, find_new_topics, log_beginnings
+from .options import MemberOptions, Pattern, Subscription, find_beginnings, find_new_topics, log_beginnings
 
 log = logging.getLogger("lakemq.consumer")
 
@@ -222,6 +222,7 @@ class QueueSettings:
         handoff_ms: how long a partition that is to move waits for its messages. While it is above 0, messages that
             were acquired are still shown.
         isolation: which messages are visible.
+        config: the group's settings of which these are.
     """
 
     policy: DeliveryPolicy
@@ -229,6 +230,7 @@ class QueueSettings:
     is_auto_ack: bool
     handoff_ms: int
     isolation: Isolation
+    config: Mapping[str, Any]
 
     @classmethod
     def of(cls, group: Group) -> QueueSettings | None:
@@ -241,6 +243,7 @@ class QueueSettings:
             group.setting("ack.mode") == "auto",
             group.setting("max.handoff.ms"),
             group.setting("isolation.level"),
+            group.config,
         )
 
 
@@ -272,17 +275,24 @@ class MembershipView:
 
 
 def build_view(
-    state: State, group_name: str, member_id: str, instance_id: str | None, isolation: Isolation
+    state: State,
+    group_name: str,
+    member_id: str,
+    instance_id: str | None,
+    isolation: Isolation,
+    known: QueueSettings | None,
 ) -> MembershipView:
     """Return the view of a member as of this state.
 
-    instance_id: of a static member. isolation: of the member; a queue group has its own.
+    instance_id: of a static member. isolation: of the member; a queue group has its own. known: those before.
     """
     group = state.groups.get(group_name)
     if group is None or member_id not in group.members:
         is_replaced = group is not None and instance_id is not None and instance_id in group.instances
         return MembershipView(is_replaced=is_replaced)
-    queue, topics = QueueSettings.of(group), group.members[member_id].topics
+    # a change of the settings replaces `config`
+    queue = known if known is not None and known.config is group.config else QueueSettings.of(group)
+    topics = group.members[member_id].topics
     partitions = group.list_partitions_of(member_id)
     return MembershipView(
         is_member=True,
@@ -348,27 +358,6 @@ class QueryGroups(Protocol):
     """
 
     def __call__(self, query: Callable[[State], T], /, newest: bool = True) -> T: ...
-
-
-@dataclass(frozen=True)
-class MemberOptions:
-    """The options with which a member joins.
-
-    Attributes:
-        config: settings that the group must have; a new group gets them.
-        assignors: those that the member supports, the best first; empty if it supports all.
-    """
-
-    topics: Sequence[str]
-    pattern: Pattern | None = None
-    instance_id: str | None = None
-    session_timeout_ms: int = 45_000
-    heartbeat_interval_ms: int = 3_000
-    max_poll_interval_ms: int = 300_000
-    auto_offset_reset: str = "earliest"
-    client_id: str | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    assignors: Sequence[str] = ()
 
 
 def read_host() -> str:
@@ -580,7 +569,8 @@ class Membership:
     def _build_view(self, state: State) -> MembershipView:
         newest = self._newest
         if newest is None or newest[:2] != (self.member_id, state.step):
-            view = build_view(state, self.group, self.member_id, self.options.instance_id, self._isolation)
+            known = None if newest is None else newest[2].queue_settings
+            view = build_view(state, self.group, self.member_id, self.options.instance_id, self._isolation, known)
             newest = self._newest = self.member_id, state.step, view
         return newest[2]
 

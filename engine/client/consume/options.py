@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Literal, TypedDict
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -328,3 +328,24 @@ class Subscription:
         mark = state.next_topic_id, len(state.topic_ids)
         if self._pattern is not None and mark != self._matched_mark:
             self.topics, self._matched_mark = self._pattern.find_matches([*state.topic_ids]), mark
+
+
+@dataclass(frozen=True)
+class MemberOptions:
+    """The options with which a member joins.
+
+    Attributes:
+        config: settings that the group must have; a new group gets them.
+        assignors: those that the member supports, the best first; empty if it supports all.
+    """
+
+    topics: Sequence[str]
+    pattern: Pattern | None = None
+    instance_id: str | None = None
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    auto_offset_reset: str = "earliest"
+    client_id: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    assignors: Sequence[str] = ()

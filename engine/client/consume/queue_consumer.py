@@ -380,7 +380,8 @@ class _QueueReader:
         acquired already and still unshown.
         """
         owned = self._find_owned()
-        if self.acks_previous and self._planner.is_auto_ack:
+        is_auto_ack = self._planner.is_auto_ack
+        if self.acks_previous and is_auto_ack:
             for tracker in self._trackers.values():
                 if tracker.has_open:
                     tracker.record(AckOutcome.ACK, [(*span, None) for span in tracker.list_open_spans()])
@@ -389,7 +390,8 @@ class _QueueReader:
         working = {tp: partition for tp, partition in owned.items() if self._trackers[tp].has_work(partition)}
         selection = self._planner.select(working, max_records, self.paused_by_user)
         topic_ids = {topic: partition.bounds.topic_id for (topic, _), partition in owned.items()}
-        parts = self._parts.fetcher.fetch_topics(selection.starts, selection.ends, topic_ids, owned)
+        ends = selection.ends
+        parts = self._parts.fetcher.fetch_topics(selection.starts, ends, topic_ids, owned)
         if parts is None:
             return None
         shown, acks = self._planner.show(selection, parts, working, moves)
@@ -397,11 +399,11 @@ class _QueueReader:
         if self._ack_sender.acquire_request is None:  # at most one request is under way
             next_messages = self._planner.plan_next(working, max_records - selection.unshown_count, self.paused_by_user)
         self._ack_sender.send(next_messages)
-        offsets = self._member.build_offsets(selection.ends, topic_ids)
-        if not self._planner.is_auto_ack:  # otherwise the next poll acknowledges, and a transaction must not
+        ownership, offsets = self._member.find_ownership(ends), self._member.build_offsets(ends, topic_ids)
+        if not is_auto_ack:  # otherwise the next poll acknowledges, and a transaction must not
             offsets = ConsumedMessages(offsets, acks, self._has_open)
         batch = QueueBatch(self._parts.group, parts, offsets, shown)
-        batch.ownership = self._member.find_ownership(batch.offsets)
+        batch.ownership = ownership
         return batch
 
     def _find_owned(self) -> dict[TopicPartition, OwnedPartition]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ...namespace.clock import Clock
@@ -26,7 +27,7 @@ from ...protocol.values.deliveries import (
 )
 from ..fetch.fetch_result import FetchResult
 from ..offsets import TopicPartition
-from .batch import DeliverySpan, ShownPartition, find_message_spans, take_first
+from .batch import DeliverySpan, ShownPartition
 from .consumer import divide_room
 from .membership import MembershipView, OwnedPartition, QueueSettings
 
@@ -584,3 +585,31 @@ def take_showable(
 
 def _make_available(part: Stretch) -> Stretch:
     return Stretch(part.first, part.length, DeliveryStatus.AVAILABLE, part.deliveries - 1)
+
+
+def take_first(stretches: Sequence[Stretch], count: int) -> list[Stretch]:
+    """Return the first `count` messages of the stretches."""
+    first_stretches = []
+    for stretch in stretches:
+        if count <= 0:
+            break
+        first_stretches.append(stretch.cut(stretch.first, min(stretch.end, stretch.first + count)))
+        count -= stretch.length
+    return first_stretches
+
+
+def find_message_spans(parts: Sequence[FetchResult], tp: TopicPartition) -> tuple[Spans, Spans]:
+    """Return the offsets of a partition whose messages are shown, and those whose messages have expired."""
+    spans, expired, superseded = Spans(), Spans(), Spans()
+    for part in parts:
+        if part.plan.topic == tp[0]:
+            segments = part.plan.segments
+            columns = (segments.column(name).to_pylist() for name in ("partition", "base_offset", "record_count"))
+            for partition, first, count in zip(*columns, strict=True):
+                if partition == tp[1]:
+                    spans.add(first, first + count)
+            if any(part.hidden):
+                expired, superseded = (Spans(group_into_spans(offsets.get(tp[1], ()))) for offsets in part.hidden)
+    for span in chain(expired, superseded):
+        spans.remove(*span)
+    return spans, expired
