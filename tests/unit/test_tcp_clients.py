@@ -167,14 +167,14 @@ def test_client_sends_nothing_to_who_took_the_port_of_a_dead_leader(
         posing = threading.Thread(target=pose_as_leader)
         posing.start()
         line = announce(dead, port=impostor.getsockname()[1])
-        assert line.exchange("c1", 1, letter_of("c1", 1, "t"), 1_000) == (False, None)
+        assert line.exchange("the-client", 1, letter_of("the-client", 1, "t"), 1_000) == (False, None)
         posing.join(PATIENCE_S)
-    assert b"c1" not in b"".join(received), "there is no hello, and no letter"
+    assert b"the-client" not in b"".join(received), "there is no hello, and no letter"
     assert dead.files.list("mailbox") == [], "no proof is left"
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "requests go through the mailbox: no TLS is spoken there" in warning
     without_tls = announce_again(dead, fingerprint="")
-    assert without_tls.exchange("c1", 1, letter_of("c1", 1, "t"), 1_000) == (False, None)
+    assert without_tls.exchange("the-client", 1, letter_of("the-client", 1, "t"), 1_000) == (False, None)
 
 
 def announce_again(leader: TcpLeader, **changes: Any) -> DirectLine:
