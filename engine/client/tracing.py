@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,16 +34,6 @@ _tracers: dict[int, tuple[Any, Any]] = {}
 """Id of the tracer provider -> it and our tracer. An application sets one provider, and tests some."""
 
 _MAX_PROVIDERS = 8
-
-
-class Counted(Protocol):
-    """A batch that knows how many messages it has."""
-
-    @property
-    def record_count(self) -> int: ...
-
-
-BatchType = TypeVar("BatchType", bound=Counted)
 
 
 def find_tracer() -> Any:
@@ -123,7 +113,7 @@ def open_commit_span(group: str) -> AbstractContextManager[Any]:
     return open_span("commit", "settle", group, {"consumer.group.name": group})
 
 
-def trace_poll(group: str, poll: Callable[[], BatchType]) -> BatchType:
+def trace_poll(group: str, poll: Callable[[], Any]) -> Any:
     """Poll, and record a span if messages came. Empty polls are many, and say nothing."""
     tracer = find_tracer()
     if tracer is None:

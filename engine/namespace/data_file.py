@@ -10,7 +10,7 @@ import secrets
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,9 @@ from lakemq.tables.specs.messages import (
 from lakemq.tables.storage.delta.commits import NewFile
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.parquet import ROW_GROUP_ROWS
+
+if TYPE_CHECKING:
+    from ..protocol.values.log import DataFile
 
 ROW_GROUP_BYTES = 32 << 20
 """Bytes of rows that publishers write at a time. A reader of few rows reads a whole row group, and keeps it."""
@@ -256,22 +259,7 @@ def is_expected_file(expected_hash: int | None, found_hash: int, is_journaled: b
 # -- as part of the table ---------------------------------------------------------------------------------
 
 
-class _RegisteredFile(Protocol):
-    """The facts that make a file part of `messages`. WrittenFile has them, and a request's DataFile."""
-
-    @property
-    def file_id(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def record_count(self) -> int: ...
-    @property
-    def min_timestamp_ms(self) -> int: ...
-    @property
-    def max_timestamp_ms(self) -> int: ...
-
-
-def to_table_file(file: _RegisteredFile) -> NewFile:
+def to_table_file(file: WrittenFile | DataFileWriter | DataFile) -> NewFile:
     """Return the file as an entry of `messages`, with the statistics that let engines skip it."""
     least: dict[str, Any] = {"file_id": file.file_id, "row": 0}
     most: dict[str, Any] = {"file_id": file.file_id, "row": file.record_count - 1}

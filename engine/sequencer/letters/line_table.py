@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeAlias
 
 from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.mailbox import LetterName
@@ -42,24 +42,6 @@ MAX_HANDSHAKE_BYTES = 64 << 10
 _CHUNK_BYTES = 64 << 10
 _MAX_UNSENT_BYTES = 256 << 10
 """Bytes that wait in TLS for the client: a chunk of an answer, and what TLS itself has to say."""
-
-
-class LineConnection(Protocol):
-    """The methods of a socket that lines use. None of them waits."""
-
-    def recv(self, size: int, /) -> bytes:
-        """Return what has arrived; nothing if the client has ended. Raises BlockingIOError: nothing has arrived."""
-
-    def send(self, data: bytes | bytearray, /) -> int:
-        """Send a part of the data, and return its size. Raises BlockingIOError: nothing can be sent now."""
-
-    def shutdown(self, how: int, /) -> None: ...
-
-    def close(self) -> None: ...
-
-    def fileno(self) -> int: ...
-
-    def detach(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +159,10 @@ class TlsConnection:
     def _flush(self) -> None:
         while self._unsent:
             del self._unsent[: self._connection.send(self._unsent)]
+
+
+LineConnection: TypeAlias = socket.socket | TlsConnection
+"""A socket that does not wait: a method raises BlockingIOError where it would."""
 
 
 # The lines of one term, and the letters that have come on them.
