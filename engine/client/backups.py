@@ -175,7 +175,7 @@ def _take(namespace: Namespace, copier: _Copier) -> Manifest:
     for before in before_steps:
         names += [name_file(before.spec, file) for file in before.files()]
         for version in range(before.version + 1, handles[before.spec.name].version + 1):
-            names += DeltaLog(files, before.spec.name).list_added_files(version, moved=True)
+            names += DeltaLog(files, before.spec.name).list_added_files(version)
     names += _name_files_of_steps(steps.values())
     # Its log may have later checkpoints than the entries of the copy. No leader could commit behind these.
     folders = set(files.folders(FINAL_MESSAGES.name)) - {log_folder(FINAL_MESSAGES.name)}

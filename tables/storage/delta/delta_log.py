@@ -67,10 +67,10 @@ class DeltaLog:
         # split bytes, not text: text would also split at U+2028, which JSON need not escape
         return [json.loads(line) for line in self._files.get(self._entry(version)).splitlines() if line.strip()]
 
-    def list_added_files(self, version: int, *, moved: bool) -> list[str]:
-        """List the files that this commit added, as paths for `Files`. moved: include files without new rows."""
+    def list_added_files(self, version: int) -> list[str]:
+        """List the files that this commit added, as paths for `Files`, also files without new rows."""
         adds = [action["add"] for action in self.read_actions(version) if "add" in action]
-        return [f"{self._table}/{unquote(add['path'])}" for add in adds if moved or add["dataChange"]]
+        return [f"{self._table}/{unquote(add['path'])}" for add in adds]
 
     def list_objects(self, version: int) -> list[str]:
         """Return the names of all entries and checkpoints up to a version, from the root. With them a reader loads it.
@@ -125,7 +125,7 @@ class DeltaLog:
 
     def sync_commit(self, version: int) -> None:
         """Make the commit of this version durable, with the files that it adds."""
-        self._files.sync(self.list_added_files(version, moved=True))
+        self._files.sync(self.list_added_files(version))
         self.sync_entry(version)
 
     def sync_checkpoint(self, version: int) -> None:
