@@ -297,12 +297,12 @@ def build_view(
     return MembershipView(
         is_member=True,
         topics=topics,
-        owned=_read_partitions(state, group, partitions, queue.isolation if queue else isolation, queue is not None),
         step=state.step,
         now_ms=state.now_ms,
         queue_settings=queue,
         generation=group.generation if group.is_classic else None,
         is_stable=group.status is GroupStatus.STABLE,
+        owned=_read_partitions(state, group, partitions, queue.isolation if queue else isolation, queue is not None),
         partition_count=sum(group.partition_counts.get(state.topic_ids.get(topic, -1), 0) for topic in topics),
     )
 

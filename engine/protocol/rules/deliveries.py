@@ -314,7 +314,7 @@ def _add_backoff(
 def acquire_messages(state: State, record: MessagesAcquired, segments: Segments) -> None:
     by_partition = state.deliveries.setdefault(record.group, {})
     for part in record.taken:
-        tp = part.topic_partition
+        tp = part.topic_id, part.partition
         if tp not in by_partition:
             by_partition[tp] = Deliveries(part.ranges[0][0])
         deliveries = by_partition[tp]
@@ -326,7 +326,7 @@ def acquire_messages(state: State, record: MessagesAcquired, segments: Segments)
 
 def settle_messages(state: State, record: MessagesSettled, segments: Segments) -> None:
     for part in record.parts:
-        tp = part.topic_partition
+        tp = part.topic_id, part.partition
         deliveries = state.find_deliveries(record.group, tp)
         if deliveries is None:
             continue
