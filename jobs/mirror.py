@@ -27,7 +27,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.membership_view import Pattern
+from lakemq.engine.client.consume.options import Pattern
 from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.extras import needs
 from lakemq.engine.protocol.values.log import ApplicationVersion
