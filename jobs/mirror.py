@@ -149,7 +149,7 @@ class KafkaCluster:
         return {(tp.topic(), tp.partition()): committed[tp].offset() for tp in committed if committed[tp] is not None}
 
 
-class _Stopped(Exception):
+class _MirrorStopped(Exception):
     """The mirror is told to stop, and begins no further batch."""
 
 
@@ -242,7 +242,7 @@ class Mirror:
 
         def publish(batch: DataFrame, stream_id: str, number: int) -> PublishedRows:
             if stop.is_set():
-                raise _Stopped
+                raise _MirrorStopped
             log.info("batch %d of %s: %d offsets behind Kafka", number, self._options.name, self._count_lag(topics))
             application = ApplicationVersion(stream_id, number, self._options.name)
             publisher = self._mq.spark_publisher()
@@ -251,7 +251,7 @@ class Mirror:
         stream = SourceStream(self._mq, self._options.name, publish, self._checkpoint, crash.from_environment())
         try:
             stream.publish_available(self._read_topics(topics))
-        except _Stopped:
+        except _MirrorStopped:
             pass
         finally:
             self._copied += stream.record_count
