@@ -219,7 +219,7 @@ class Connection(LogAccess):
         """Publish the rows that SQL inserted into `inbox`, exactly once, and return a report.
 
         Raises:
-            IllegalState: there is no Spark session.
+            IllegalState: no Spark session runs.
         """
         spark = self._find_spark()
         from .publish.inbox import Inbox  # pyspark is heavy, and not every client has it
@@ -236,7 +236,7 @@ class Connection(LogAccess):
             topic -> name of its view. A topic whose values Spark cannot parse, as those in Avro, is missing.
 
         Raises:
-            IllegalState: there is no Spark session.
+            IllegalState: no Spark session runs.
             NamespaceError: the session has a database of this name that is not the namespace's.
         """
         spark = self._find_spark()

@@ -172,7 +172,7 @@ class ConsumerBatch(ProcessBound):
             parse: as in `to_arrow`.
 
         Raises:
-            IllegalState: there is no Spark session, or the consumer had no partitions.
+            IllegalState: no Spark session runs, or the consumer had no partitions.
             InvalidRequest: as in `to_arrow`.
         """
         if not self._parts:

@@ -229,7 +229,7 @@ class FetchResult(ProcessBound):
         """Return all messages as a DataFrame with the columns of Spark's Kafka source, in no particular order.
 
         Raises:
-            IllegalState: there is no Spark session.
+            IllegalState: no Spark session runs.
             FileTruncated: messages are missing or damaged.
         """
         if self._spark is None:
