@@ -138,8 +138,8 @@ class FinalTable:
             rows = _read_named_rows(segments, live)
             missing = self.sync(final, rows)
         self._compaction.end_pass(rows.column("file_id"), live.now_ms)
-        step = min(settled_step, self._synced.find(now_ms - self._hold_ms), *(step - 1 for step in missing))
-        is_changed |= self._switch(segments, rows, live, step)
+        step = min(settled_step, self._synced.find(now_ms - self._hold_ms))
+        is_changed |= self._switch(segments, _list_switchable_rows(rows, final, missing), live, step)
         is_waiting = pc.any(pc.equal(rows.column("kind"), FINAL_PENDING)).as_py()
         # Files that were switched a moment ago are merged after the hold, also if nothing becomes final until then.
         is_waiting |= self._compaction.is_waiting or not self._switched.is_settled(now_ms - self._hold_ms)
@@ -148,15 +148,17 @@ class FinalTable:
 
     def _note_steps(self, rows: pa.Table, now_ms: int) -> None:
         """Note which steps the table has seen, and which of them views read."""
-        steps = rows.column("step")
-        self._synced.note(now_ms, pc.max(steps).as_py() or 0)
-        self._switched.note(now_ms, pc.max(steps.filter(pc.equal(rows.column("kind"), FINAL))).as_py() or 0)
+        self._synced.note(now_ms, pc.max(rows.column("step")).as_py() or 0)
+        self._switched.note(now_ms, _find_read_step(rows))
 
     def sync(self, final: TableHandle, rows: pa.Table) -> list[int]:
-        """Add the files that rows of `segments` name, and remove the others. Return the steps of those not found.
+        """Add the files that rows of `segments` name, and remove the others. Return the ids of those not added.
 
         A file that lies whole below the log starts, or whose topic is gone, is not named any more. Messages of a new
         file are new for a stream that reads the table, those of a rewritten one are not. Removed ones have been read.
+
+        A file that was missing may be there again when views read later steps. It comes into the table together with
+        the next new file, and with its step there: views do not read that step yet.
         """
         named = {file.file_id: file for file in list_named_files(rows)}
         live_files = final.files()
@@ -166,11 +168,16 @@ class FinalTable:
         new = [file for file_id, file in named.items() if file_id not in stored]
         with Workers(_AT_ONCE, "lakemq-footers") as pool:  # on a store, each takes some requests, and the pass waits
             found = list(pool.map(partial(_find_file, self._files), new))
+        read_step = _find_read_step(rows)
+        next_step = max((file.step for file, new_file in zip(new, found, strict=True) if new_file), default=0)
         for file, new_file in zip(new, found, strict=True):
-            if new_file is not None:
-                added[new_file[1]].append(new_file[0])
+            is_late = file.kind == FINAL_PENDING and file.step <= read_step
+            if new_file is None or (is_late and next_step <= read_step):
+                missing.append(file.file_id)
             else:
-                missing.append(file.step)
+                step = next_step if is_late else file.step
+                at_step = replace(new_file[0], partition_values={"topic": file.topic, "step": step})
+                added[new_file[1]].append(at_step)
         if added[False]:
             final.replace_at(final.version, _order_by_time(added[False], live_files))
         removed = [file for file in live_files if parse_final_file_id(file.path) not in named]
@@ -231,7 +238,8 @@ class FinalTable:
         for _, of_topic in groupby(named, attrgetter("topic_id")):
             files = list(of_topic)
             ids = [file.file_id for file in files if file.step <= last_step]
-            sizes = [stored[id_].size_bytes if id_ in stored and id_ not in self._full else -1 for id_ in ids]
+            may_move = {file.file_id for file in files if file.kind == FINAL and file.file_id in stored} - self._full
+            sizes = [stored[id_].size_bytes if id_ in may_move else -1 for id_ in ids]
             first = choose_last_files(sizes, self._least)
             if first < len(ids):
                 yield files[first : len(ids)]
@@ -303,8 +311,9 @@ class FinalTable:
         """Let data rows name final files up to a step, and views read these files. Return whether it is so.
 
         Both are one commit. A file that a log start has cut, and that is not rewritten yet, holds up its step.
+
+        rows: of `_list_switchable_rows`.
         """
-        rows = rows.filter(pc.field("kind") == FINAL_PENDING)
         steps = rows.column("step").to_numpy()
         has_file = rows.column("file_id").is_valid().to_numpy()
         is_cut = has_file & (rows.column("base_offset").to_numpy() < find_log_starts(rows, live))
@@ -488,6 +497,30 @@ def _read_named_rows(segments: TableHandle, live: LiveState) -> pa.Table:
     return rows.sort_by([(name, "ascending") for name in ("topic_id", "step", "partition", "base_offset")])
 
 
+def _list_switchable_rows(rows: pa.Table, final: TableHandle, missing: Sequence[int]) -> pa.Table:
+    """Return the pending rows whose files the table has, with the steps from which on they may be switched.
+
+    For a file that came late into the table, that is a pending step after which views read its step there.
+    """
+    read_step = _find_read_step(rows)
+    is_missing = pc.is_in(rows.column("file_id"), pa.array(missing, pa.int64()))
+    rows = rows.filter(pc.and_not(pc.equal(rows.column("kind"), FINAL_PENDING), is_missing))
+    steps = rows.column("step").to_numpy().copy()
+    is_late = steps <= read_step
+    if is_late.any():
+        stored = {parse_final_file_id(file.path): file.partition_values["step"] for file in final.files()}
+        late_ids = rows.column("file_id").filter(pa.array(is_late)).to_pylist()
+        pending = np.unique(steps[~is_late])
+        at = np.searchsorted(pending, [stored.get(file_id, 0) for file_id in late_ids])
+        steps[is_late] = np.append(pending, np.iinfo(np.int64).max)[at]
+    return rows.set_column(rows.schema.get_field_index("step"), "step", pa.array(steps))
+
+
+def _find_read_step(rows: pa.Table) -> int:
+    """Return the last step that views read."""
+    return pc.max(rows.column("step").filter(pc.equal(rows.column("kind"), FINAL))).as_py() or 0
+
+
 def list_named_files(rows: pa.Table) -> list[NamedFile]:
     """Return the files by topic and step."""
     named = rows.filter(pc.field("file_id").is_valid()).group_by("file_id", use_threads=False)
@@ -540,6 +573,13 @@ def _read_kept_messages(files: Files, file: NamedFile, live: LiveState) -> pa.Ta
         rows = open_parquet(source, footer.parse()).read(FILE_SCHEMA.names).cast(FILE_SCHEMA)
     starts = live.topics[file.topic_id].log_starts[rows.column("partition").to_numpy()]
     return rows.filter(pa.array(rows.column("offset").to_numpy() >= starts))
+
+
+def count_missing_files(segments: TableHandle, live: LiveState) -> int:
+    """Return how many files `final_messages` lacks, or has got back, while views read later ones."""
+    rows = _read_named_rows(segments, live)
+    is_late = (pc.field("kind") == FINAL_PENDING) & (pc.field("step") <= _find_read_step(rows))
+    return int(pc.count_distinct(rows.filter(is_late).column("file_id")).as_py())
 
 
 def find_damaged_files(files: Files, segments: TableHandle, live: LiveState) -> dict[str, str]:

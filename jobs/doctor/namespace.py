@@ -372,7 +372,7 @@ def check_final_messages(mq: Connection, observer: Observer) -> Finding:
     name, flaw = next(iter(damaged.items()))
     text = one_line(f"{len(damaged)} files of final_messages are missing or damaged: {name} ({flaw})")
     return Finding(
-        "final messages", False, text, "Restore them from a backup. Fetches and consumers have all messages."
+        "final messages", False, text, "Restore them from a backup. The check of data files names what fetches need."
     )
 
 

@@ -14,12 +14,14 @@ from lakemq.engine.client.delayed_rows import UnreleasedCounter
 from lakemq.engine.client.groups.group_info import GROUP_STATES, PARTITION_STATES
 from lakemq.engine.client.sequencers import find_store_now_ms, read_leadership
 from lakemq.engine.maintenance.final_files import measure_final_lag_ms
-from lakemq.engine.maintenance.retention import measure_sizes
+from lakemq.engine.maintenance.final_table import count_missing_files
+from lakemq.engine.maintenance.retention import measure_sizes, read_live_state
 from lakemq.engine.namespace.extras import needs
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.step_decider import BOUNDS_S
 from lakemq.jobs.doctor.namespace import read_free_space
 from lakemq.jobs.status import MINUTES
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.coordination.mailbox import LETTERS
 
 if TYPE_CHECKING:
@@ -345,12 +347,17 @@ def read_sizes(mq: Connection, observer: Observer, build: FamilyBuilder) -> Iter
 
     This reads tables.
     """
-    topics = observer.snapshot().topics
-    sizes = measure_sizes(mq.namespace.store, topics)
+    live, store = observer.query(read_live_state), mq.namespace.store
+    topics = live.topics
+    sizes = measure_sizes(store, topics)
     is_used = any((topic.final_offsets > 0).any() for topic in topics.values())
     now_ms = find_store_now_ms(mq.namespace.files)
-    lag_ms = measure_final_lag_ms(mq.namespace.store, topics, now_ms) if is_used else 0
+    lag_ms = measure_final_lag_ms(store, topics, now_ms) if is_used else 0
     yield build.value("lakemq_final_lag_seconds", "Age of the oldest messages that could be final.", lag_ms / 1000)
+    missing = count_missing_files(store.open(SEGMENTS), live) if is_used else 0
+    yield build.value(
+        "lakemq_final_files_missing", "Files that final_messages lacks while later ones are read.", missing
+    )
     rows = sorted((topics[topic_id].topic, sum(in_partition)) for topic_id, in_partition in sizes.items())
     yield build.gauge(
         "lakemq_topic_size_bytes",

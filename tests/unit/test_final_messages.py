@@ -26,10 +26,10 @@ from unit.served import until
 
 import lakemq
 from lakemq import Connection
-from lakemq.engine.maintenance import final_files
+from lakemq.engine.maintenance import final_files, final_table
 from lakemq.engine.maintenance.final_files import STALE_MS, FinalFileWriter, measure_final_lag_ms
-from lakemq.engine.maintenance.final_table import choose_last_files, list_named_files
-from lakemq.engine.maintenance.retention import measure_sizes
+from lakemq.engine.maintenance.final_table import choose_last_files, count_missing_files, list_named_files
+from lakemq.engine.maintenance.retention import measure_sizes, read_live_state
 from lakemq.engine.maintenance.row_audit import compare_with_replay
 from lakemq.engine.namespace.crash import nowhere
 from lakemq.engine.namespace.data_file import new_file_id
@@ -42,6 +42,7 @@ from lakemq.jobs.audit import audit
 from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.tables import views
 from lakemq.tables.specs.messages import FINAL_FILES, FINAL_MESSAGES
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.testing import MovableClock, read_dead_letters, serve, wait_until
@@ -348,13 +349,50 @@ def test_published_files_go_when_their_messages_are_read_from_final_ones(
 
     def check() -> bool:
         mq_clock.advance(seconds=61)
-        listed = DeltaTable(str(folder)).to_pyarrow_table()
-        return listed.column("value").to_pylist() == [b"later"] and len(list(folder.glob("*.parquet"))) == 1
+        return len(list(folder.glob("*.parquet"))) == 1
 
     wait_until(check, "removals", PATIENCE_S)
+    assert DeltaTable(str(folder)).to_pyarrow_table().column("value").to_pylist() == [b"later"]
     assert mq.fetch("a").to_arrow() == kept
     assert find_broken_rules(mq) == []
     assert make_checks(mq, mq.observer())["data files"]().ok
+
+
+def test_missing_file_holds_up_its_own_messages_alone(
+    mq: Connection, mq_clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_file, missing = final_table._find_file, {"a"}
+    monkeypatch.setattr(final_table, "_find_file", lambda fs, f: None if f.topic in missing else find_file(fs, f))
+
+    def check_view() -> None:
+        shown = mq.sql("SELECT topic, value FROM log_committed ORDER BY topic, offset", wait_ms=9_000).to_pylist()
+        fetched = [{"topic": topic, "value": message.value} for topic in "ab" for message in mq.fetch(topic)]
+        assert shown == fetched
+
+    def is_read(topic: str) -> bool:
+        let_readers_move_on(mq, mq_clock)
+        check_view()
+        return describe_files(topic, mq) == "final"
+
+    def find_late_files() -> int:
+        return count_missing_files(mq.namespace.store.open(SEGMENTS), read_live_state(mq.state()))
+
+    for topic in "ab":
+        mq.topics.create(topic, 1)
+        mq.publish(topic, pa.table({"value": [f"{topic}1"]}))
+        until(lambda topic=topic: mq.state().topic(topic).final_offsets.tolist() == [1])
+    wait_until(lambda: is_read("b"), "reads of b", PATIENCE_S)
+    assert describe_files("a", mq) == "published"
+    assert find_late_files() == 1
+    missing.clear()
+    for _ in range(3):
+        let_readers_move_on(mq, mq_clock)
+        check_view()
+    assert {topic for topic, _, _ in read_places(Path(mq.namespace.path))} == {"b"}, "views read later steps"
+    mq.publish("b", pa.table({"value": ["b2"]}))
+    wait_until(lambda: is_read("a") and is_read("b"), "reads of a", PATIENCE_S)
+    assert find_late_files() == 0
+    check_final_messages(mq)
 
 
 @pytest.mark.extended
