@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -401,6 +402,8 @@ class DataFileMerger:
         self._looked_at_ms: int | None = None
         self._counted_at_ms: int | None = None
         self._count_every_ms = config.ms("retention.check.interval.ms")
+        self._sparse: frozenset[str] = frozenset()
+        """Larger data files of which at most half of the rows are needed. Each is rewritten alone."""
         self.wasted: frozenset[str] = frozenset()
         """Files of `segments` that must be merged whatever their size, because most of their rows are deleted."""
 
@@ -454,14 +457,16 @@ class DataFileMerger:
         small = [
             file
             for file in messages.files()
-            if file.size_bytes < SMALL_BYTES and parse_file_id(file.path) >= 0 and file.path not in excluded
+            if (file.size_bytes < SMALL_BYTES or file.path in self._sparse)
+            and parse_file_id(file.path) >= 0
+            and file.path not in excluded
         ]
-        if len(small) < least:
+        if len(small) < least and not self._sparse:
             return []
         announced = self._leftovers.list_announced_paths(MESSAGES.name)
         small = [file for file in small if file.path not in announced]
-        if len(small) < least:  # on a store, to know the time takes requests
-            return []
+        if len(small) < least and not any(file.path in self._sparse for file in small):
+            return []  # on a store, to know the time takes requests
         files_seen.written_ms = {f.path: files_seen.written_ms.get(f.path, -1) for f in small}
         now_ms, old = self._files.time_ms(), []
         for file in small:
@@ -469,6 +474,9 @@ class DataFileMerger:
                 files_seen.written_ms[file.path] = self._files.modified_ms(f"{MESSAGES.name}/{file.path}") or now_ms
             if now_ms - files_seen.written_ms[file.path] > self._min_age_ms(parse_file_id(file.path)):
                 old.append(file)
+        for file in old:
+            if file.path in self._sparse:
+                return [file]
         indexes = choose_files_to_merge(np.array([f.size_bytes for f in old], np.int64), least)
         return sorted((old[i] for i in indexes.tolist()), key=lambda file: parse_file_id(file.path))
 
@@ -488,7 +496,7 @@ class DataFileMerger:
         return self._settled_ms if file_id >= SEQUENCERS_FILES else self._config.ms("publish.max.duration.ms")
 
     def _merge(self, handles: Handles, chosen: Sequence[StoredFile], floor: int) -> bool:
-        """Replace the chosen files by one; return False, and change nothing, if fewer than two of them are readable.
+        """Replace the chosen files by one; return False, and change nothing, if too few of them are readable.
 
         The writes come in this order: announce the replaced files, write the merged file and add it to `messages`, let
         each table point at the merged file, withdraw the merged file's announcement. So the merged file is there before
@@ -497,7 +505,7 @@ class DataFileMerger:
         ids = np.array([parse_file_id(file.path) for file in chosen], np.int64)
         pointing = {name: self._read_pointing_rows(handles[name], ids) for name in REWRITTEN}
         bodies = self._read_bodies(chosen, ids, pointing[SEGMENTS.name].rows)
-        if len(bodies) < 2:
+        if len(bodies) < min(2, len(chosen)):
             return False
         # From here on, a row is known by its number among the rows of all files, one file after the other. `order` has
         # these numbers in the order of the merged file, and `new_position` says where each row is in it.
@@ -591,21 +599,36 @@ class DataFileMerger:
     # -- deleted offsets ---------------------------------------------------------------------------------
 
     def _find_waste(self, handles: Handles, settled: LiveState) -> None:
-        """Find files of `segments` with mostly deleted rows, and data files that nothing points at.
+        """Find files of `segments` with mostly deleted rows, and data files that nothing points at, or little.
 
-        The latter are announced like replaced files, and are removed after the same grace.
+        Those that nothing points at are announced like replaced files, and are removed after the same grace.
         """
-        wasted, named, segments = set(), set[int](), handles[SEGMENTS.name]
+        wasted, needed, segments = set(), Counter[int](), handles[SEGMENTS.name]
         for file in segments.files():
-            rows = segments.read(["topic_id", "partition", "last_offset", "file_id"], files=[file])
-            named.update(rows.column("file_id").unique().drop_null().to_pylist())
+            rows = segments.read(["topic_id", "partition", "last_offset", "file_id", "record_count"], files=[file])
+            needed.update(_count_rows(rows))
             if 2 * np.count_nonzero(mask_deleted_segments(rows, settled)) > rows.num_rows:
                 wasted.add(file.path)
         self.wasted = frozenset(wasted)
-        named = named.union(*(read_named_file_ids(handles[name]) for name in POINTING if name != SEGMENTS.name))
-        paths = {f.path for f in handles[MESSAGES.name].files() if (i := parse_file_id(f.path)) >= 0 and i not in named}
+        needed.update(_count_rows(handles[REJECTED_ROWS.name].read(["file_id", "record_count"])))
+        named = needed.keys() | set[int]().union(
+            *(read_named_file_ids(handles[name]) for name in POINTING if name not in REWRITTEN)
+        )
+        files = {i: file for file in handles[MESSAGES.name].files() if (i := parse_file_id(file.path)) >= 0}
+        self._sparse = frozenset(
+            file.path
+            for i, file in files.items()
+            if SMALL_BYTES <= file.size_bytes <= MAX_BYTES_AT_ONCE and 0 < 2 * needed[i] <= file.record_count
+        )
+        paths = {file.path for i, file in files.items() if i not in named}
         if paths and (new := paths - self._leftovers.list_announced_paths(MESSAGES.name)):
             self._leftovers.announce(MESSAGES.name, sorted(new))
+
+
+def _count_rows(ranges: pa.Table) -> dict[int, int]:
+    """Return by file how many rows ranges point at. A row to which two ranges point counts twice."""
+    counted = ranges.filter(pc.field("file_id").is_valid()).group_by("file_id").aggregate([("record_count", "sum")])
+    return dict(_values(counted, "file_id", "record_count_sum"))
 
 
 def _file_path(file_id: int) -> str:

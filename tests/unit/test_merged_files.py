@@ -3,15 +3,16 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from clocks import ManualClock
+from faults.processes import MERGING_POINTS
 from protocol_harness import letter_bytes
-from unit.served import run_leader, until, values
+from unit.served import everything, run_leader, until, values
 from unit.test_bounded_files import ID, write_long_entry
 
 import lakemq
@@ -21,8 +22,10 @@ from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.client.sql.query import connect_duckdb, run_query
 from lakemq.engine.maintenance import housekeeping, merging
 from lakemq.engine.maintenance.removal import UNLISTED_MS
+from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.data_file import file_name, write_data_file
 from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
@@ -418,6 +421,54 @@ def test_files_with_rows_that_wait_keep_no_others_from_a_merge(path: Path, monke
         lead_briefly(mq, 3)
         assert len(data_files(path)) == 4  # three with waiting rows, and one merged file
         assert values(mq, "a") == expected
+
+
+class Died(Exception):
+    """The leader is dead."""
+
+
+@pytest.mark.parametrize("point", ["", *MERGING_POINTS])
+def test_large_file_with_few_needed_rows_is_rewritten_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Its committed messages are read from a final file: only the aborted one needs it. At `point` a leader dies."""
+    monkeypatch.setattr(merging, "SMALL_BYTES", 0)
+    doomed = [point]
+
+    def reach(point: str) -> None:
+        if point in doomed:
+            doomed.remove(point)
+            raise Died
+
+    config = load_config(overrides={**CONFIG, "final.interval.ms": 1})
+    with Connection(open_namespace(str(path), config, create=True), crash_point=reach) as mq:
+        with lead_one_term(mq):
+            mq.topics.create("a")
+            with mq.producer("tx") as producer:
+                producer.begin_transaction()
+                producer.send("a", "aborted")
+                producer.flush()
+                producer.abort_transaction()
+            mq.publish("a", pa.table({"value": ["committed"] * 20}))
+        (old,), expected = data_files(path), everything(mq, "a")
+        assert expected == ["aborted", *["committed"] * 20]
+        with lead_one_term(mq):
+            until(lambda: mq.state().topic("a").final_offsets.tolist() == [22])
+
+        def is_rewritten() -> bool:
+            sequencer = mq.sequencer()
+            until(sequencer.try_lead)
+            with suppress(Died):
+                sequencer.step()
+                sequencer.resign()
+            assert everything(mq, "a") == expected
+            return old not in data_files(path)
+
+        until(is_rewritten)
+        lead_briefly(mq)
+        assert doomed in ([], [""])
+        assert sql(mq, "SELECT CAST(value AS STRING) FROM messages") == [("aborted",)]
+        assert len(data_files(path)) == 1
 
 
 @pytest.mark.extended
