@@ -3,7 +3,8 @@
 Invariant: a message goes only if a later final message of its partition has its key, or if it has no key, or if it is a
 tombstone, no older message of its key is left, and `delete.retention.ms` has passed since then. A message that goes
 leaves an empty row at its place. So a file still has exactly the committed messages of its ranges, and the place of
-each message follows from `segments`. Readers leave out rows with the time to live SUPERSEDED.
+each message follows from `segments`. Readers leave out rows with the time to live SUPERSEDED. A long run of empty rows
+is dropped, and a row of `segments` has its offsets instead.
 
 A run cleans the files of a topic up to some step, as Kafka's cleaner does. It reads the keys of the files that have
 come since the last run, then empties messages in all files, from the oldest on. Both are done in parts, between passes.
@@ -12,6 +13,7 @@ A run that ends early is begun again, and does not harm: what a later message su
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from datetime import datetime
 from functools import partial
 from itertools import groupby, takewhile
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +37,7 @@ from lakemq.tables.storage.parquet import open_parquet
 
 from ..namespace.data_file import read_footer
 from ..protocol.values.topics import Topic
-from .final_files import READ_ERRORS, NamedFile, read_compacted_ms
+from .final_files import READ_ERRORS, NamedFile, read_tombstones
 from .retention import LiveState
 
 log = logging.getLogger("lakemq.serve")
@@ -57,13 +60,13 @@ def find_newest(messages: pa.Table) -> pa.Table:
     return newest.select(["partition", "key", "offset_max"]).rename_columns(_KEY)
 
 
-def find_superseded(messages: pa.Table, newest: pa.Table, drops_tombstones: bool) -> Mask:
+def find_superseded(messages: pa.Table, newest: pa.Table, may_drop: Mask) -> Mask:
     """Return which messages go that have not gone yet.
 
     Args:
-        messages: columns partition, key, offset, ttl_ms, and value or its nulls.
+        messages: columns partition, key, offset, ttl_ms, and value unless there is no tombstone.
         newest: offsets by partition and key, as `find_newest` returns them.
-        drops_tombstones: whether tombstones have stayed for long enough.
+        may_drop: which messages go if they are tombstones.
     """
     numbered = messages.select(_KEY).append_column("number", pa.array(np.arange(messages.num_rows)))
     later = newest.rename_columns(["partition", "key", "newest"])
@@ -71,9 +74,16 @@ def find_superseded(messages: pa.Table, newest: pa.Table, drops_tombstones: bool
     goes: Mask = np.zeros(messages.num_rows, np.bool_)
     goes[pairs.filter(pc.field("offset") < pc.field("newest")).column("number").to_numpy()] = True
     goes |= messages.column("key").is_null().to_numpy()
-    if drops_tombstones:
-        goes |= messages.column("value").is_null().to_numpy()
+    goes |= mask_tombstones(messages) & may_drop
     return goes & ~_mask_gone(messages)
+
+
+def mask_tombstones(messages: pa.Table) -> Mask:
+    """Return which messages are tombstones that have not gone. messages: as in `find_superseded`."""
+    if "value" not in messages.column_names:
+        return np.zeros(messages.num_rows, np.bool_)
+    mask: Mask = messages.column("value").is_null().to_numpy() & ~_mask_gone(messages)
+    return mask
 
 
 def _mask_gone(messages: pa.Table) -> Mask:
@@ -92,6 +102,105 @@ def empty_messages(messages: pa.Table, goes: Mask) -> pa.Table:
     return messages
 
 
+# Since when the older messages of the keys of tombstones have gone. A file notes it in its footer.
+
+
+class TombstoneSpan(NamedTuple):
+    """Tombstones of a file with offsets from first to last. Other messages may lie between them.
+
+    since_ms: when the last older message of their keys has gone; UNKNOWN_MS: some may be left.
+    """
+
+    partition: int
+    first: int
+    last: int
+    since_ms: int
+
+
+UNKNOWN_MS = -1
+Numbers = npt.NDArray[np.int64]
+
+
+def find_times(messages: pa.Table, spans: Sequence[TombstoneSpan]) -> Numbers:
+    """Return the time of the span that has the message, for each; UNKNOWN_MS: none has it.
+
+    messages: columns partition and offset, sorted by them.
+    """
+    partition, offset = (messages.column(name).to_numpy() for name in ("partition", "offset"))
+    times = np.full(messages.num_rows, UNKNOWN_MS, np.int64)
+    for span in spans:
+        begin, end = np.searchsorted(partition, [span.partition, span.partition + 1])
+        low, high = begin + np.searchsorted(offset[begin:end], [span.first, span.last + 1])
+        times[low:high] = span.since_ms
+    return times
+
+
+def find_spans(messages: pa.Table, is_tombstone: Mask, times: Numbers) -> list[TombstoneSpan]:
+    """Return the spans of tombstones: neighbours of a partition with the same time."""
+    at = np.flatnonzero(is_tombstone)
+    if not len(at):
+        return []
+    partition, offset = (messages.column(name).to_numpy()[at] for name in ("partition", "offset"))
+    times = times[at]
+    begins = np.flatnonzero(np.append(True, (np.diff(partition) != 0) | (np.diff(times) != 0)))
+    ends = np.append(begins[1:], len(at)) - 1
+    columns = partition[begins], offset[begins], offset[ends], times[begins]
+    return [TombstoneSpan(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def _parse_spans(note: str | None) -> list[TombstoneSpan]:
+    return [TombstoneSpan(*row) for row in json.loads(note or "[]")]
+
+
+# Long runs of empty rows.
+
+
+LONG_RUN = 4_096
+"""Empty rows that are dropped together. One takes 1.5 bytes in a file, a row of `segments` 200 in memory."""
+
+
+class Cleaned(NamedTuple):
+    """What a rewritten file has.
+
+    Attributes:
+        messages: without content if they are superseded, and without long runs of these.
+        tombstones: the note for its footer, or None.
+        dropped: the runs: partition, base_offset, last_offset and record_count, which counts messages.
+    """
+
+    messages: pa.Table
+    tombstones: str | None
+    dropped: pa.Table
+
+
+_DROPPED = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("base_offset", pa.int64()),
+        ("last_offset", pa.int64()),
+        ("record_count", pa.int64()),
+    ]
+)
+
+
+def drop_long_runs(messages: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return the messages without long runs of superseded ones, and the runs (columns of `Cleaned.dropped`).
+
+    messages: by partition and offset.
+    """
+    is_gone, partition, offset = _mask_gone(messages), *(messages.column(n).to_numpy() for n in ("partition", "offset"))
+    begins = np.flatnonzero(np.append(len(offset) > 0, (np.diff(partition) != 0) | (np.diff(is_gone) != 0)))
+    counts = np.diff(begins, append=len(offset))
+    is_long = is_gone[begins] & (counts >= LONG_RUN)
+    begins, counts = begins[is_long], counts[is_long]
+    columns = partition[begins], offset[begins], offset[begins + counts - 1], counts
+    dropped = pa.table([pa.array(column) for column in columns], schema=_DROPPED)
+    stays = np.ones(len(offset), np.bool_)
+    for begin, count in zip(begins.tolist(), counts.tolist(), strict=True):
+        stays[begin : begin + count] = False
+    return messages.filter(pa.array(stays)), dropped
+
+
 def is_compacted(topic: Topic | None) -> bool:
     """Return whether compaction is a part of the cleanup policy of a topic. None: it does not exist."""
     return topic is not None and "compact" in topic.setting("cleanup.policy")
@@ -101,8 +210,13 @@ def _may_be_cleaned(file: NamedFile, stored: Mapping[int, StoredFile], until_ms:
     """Return whether all messages of a file are read from it, and none is younger. until_ms: None: no age is needed."""
     if file.kind != FINAL or file.file_id not in stored:
         return False
-    newest: datetime = stored[file.file_id].statistics["max.timestamp"]
-    return until_ms is None or newest.timestamp() * 1000 <= until_ms
+    return until_ms is None or _read_time_ms(file, stored, "max") <= until_ms
+
+
+def _read_time_ms(file: NamedFile, stored: Mapping[int, StoredFile], bound: str) -> float:
+    """Return the smallest or largest timestamp of a file. bound: min, max."""
+    timestamp: datetime = stored[file.file_id].statistics[f"{bound}.timestamp"]
+    return timestamp.timestamp() * 1000
 
 
 def _measure_dirt(files: Sequence[NamedFile], stored: Mapping[int, StoredFile], cleaned_step: int) -> float:
@@ -205,23 +319,28 @@ class Compaction:
     def _begin(
         self, files_by_topic: Mapping[int, Sequence[NamedFile]], stored: Mapping[int, StoredFile], live: LiveState
     ) -> _Run | None:
-        """Return a run over the topic with the largest share of bytes that are not cleaned, if it is large enough."""
+        """Return a run over the topic with the largest share of bytes that are not cleaned, if it is large enough.
+
+        A topic whose messages have waited for `max.compaction.lag.ms` comes before.
+        """
         best, best_ratio, self.is_waiting = None, 0.0, False
         for topic_id, files in files_by_topic.items():
             topic = live.topics[topic_id]
             if not is_compacted(topic):
                 continue
-            least_ratio, cleaned_step = (
-                float(topic.setting("min.cleanable.dirty.ratio")),
-                self._cleaned.get(topic_id, 0),
-            )
-            self.is_waiting |= _measure_dirt(files, stored, cleaned_step) > least_ratio
+            cleaned_step = self._cleaned.get(topic_id, 0)
+            least_ratio = float(topic.setting("min.cleanable.dirty.ratio"))
+            least_lag_ms, most_lag_ms = (topic.setting(f"{bound}.compaction.lag.ms") for bound in ("min", "max"))
+            dirt = _measure_dirt(files, stored, cleaned_step)
+            self.is_waiting |= dirt > (0 if most_lag_ms < live.now_ms else least_ratio)
             if live.now_ms < self._rest_until_ms.get(topic_id, 0):
                 continue
-            lag_ms = topic.setting("min.compaction.lag.ms")
-            until_ms = live.now_ms - lag_ms if lag_ms else None
+            until_ms = live.now_ms - least_lag_ms if least_lag_ms else None
             old = list(takewhile(partial(_may_be_cleaned, stored=stored, until_ms=until_ms), files))
+            dirty = [file for file in old if file.step > cleaned_step]
             ratio = _measure_dirt(old, stored, cleaned_step)
+            if any(_read_time_ms(file, stored, "min") < live.now_ms - most_lag_ms for file in dirty):
+                ratio += 1
             if ratio > max(best_ratio, least_ratio):
                 best, best_ratio = _Run(topic_id, cleaned_step, old[-1].step), ratio
         return best
@@ -254,41 +373,35 @@ class Compaction:
 
     def _needs_rewrite(self, run: _Run, file: NamedFile, live: LiveState) -> bool:
         """Return whether messages of a file go, or the time must be noted from which its tombstones stay."""
-        messages = self._read(file, (*_KEY, "value", "ttl_ms"))
-        compacted_ms = read_compacted_ms(self._files, file)
-        goes = find_superseded(messages, run.newest, self._may_drop_tombstones(run.topic_id, compacted_ms, live))
-        is_tombstone = messages.column("value").is_null().to_numpy() & ~_mask_gone(messages) & ~goes
-        return bool(goes.any() or (compacted_ms is None and is_tombstone.any()))
+        note = read_tombstones(self._files, file)
+        spans = _parse_spans(note)
+        values = ["value"] if note is None or spans else []  # of all columns values take the longest time
+        messages = self._read(file, (*_KEY, "ttl_ms", *values))
+        times = find_times(messages, spans)
+        goes = find_superseded(messages, run.newest, self._have_stayed(run.topic_id, times, live))
+        return bool((goes | (mask_tombstones(messages) & (times == UNKNOWN_MS))).any())
 
-    def clean(self, replaced: Sequence[NamedFile], messages: pa.Table, live: LiveState) -> tuple[pa.Table, int | None]:
-        """Return the messages of a rewritten file, and since when the older messages of its tombstones have gone.
-
-        None: that is not known. Only files that were chosen are cleaned; in others the messages stay as they are.
-        """
+    def clean(self, replaced: Sequence[NamedFile], messages: pa.Table, live: LiveState) -> Cleaned:
+        """Return what a rewritten file has. Only files that were chosen are cleaned; in others all messages stay."""
         topic_id, run = replaced[0].topic_id, self._run
         if not is_compacted(live.topics[topic_id]):
-            return messages, None
-        times_ms = [self._find_compacted_ms(file) for file in replaced]
-        known_ms = [time_ms for time_ms in times_ms if time_ms is not None]
-        compacted_ms = max(known_ms) if len(known_ms) == len(times_ms) else None
-        if run is None or not self.is_chosen(replaced):
-            return messages, compacted_ms
-        drops = self._may_drop_tombstones(topic_id, compacted_ms, live)
-        goes = find_superseded(messages, run.newest, drops)
-        return empty_messages(messages, goes), live.now_ms if compacted_ms is None else compacted_ms
+            return Cleaned(messages, None, _DROPPED.empty_table())
+        spans = [span for file in replaced for span in _parse_spans(read_tombstones(self._files, file))]
+        times = find_times(messages, spans)
+        if run is not None and self.is_chosen(replaced):
+            goes = find_superseded(messages, run.newest, self._have_stayed(topic_id, times, live))
+            messages, times = empty_messages(messages, goes), np.where(times == UNKNOWN_MS, live.now_ms, times)
+        tombstones = json.dumps(find_spans(messages, mask_tombstones(messages), times))
+        if any(file.kind != FINAL for file in replaced):
+            return Cleaned(messages, tombstones, _DROPPED.empty_table())
+        messages, dropped = drop_long_runs(messages)
+        return Cleaned(messages, tombstones, dropped)
 
-    def _find_compacted_ms(self, file: NamedFile) -> int | None:
-        """Return since when older messages of its tombstones have gone; None: that is not known. 0: it has none."""
-        compacted_ms = read_compacted_ms(self._files, file)
-        if compacted_ms is None:
-            messages = self._read(file, ("value", "ttl_ms"))
-            has_some = (messages.column("value").is_null().to_numpy() & ~_mask_gone(messages)).any()
-            return None if has_some else 0
-        return compacted_ms
-
-    def _may_drop_tombstones(self, topic_id: int, compacted_ms: int | None, live: LiveState) -> bool:
+    def _have_stayed(self, topic_id: int, times: Numbers, live: LiveState) -> Mask:
+        """Return which tombstones have stayed for long enough. times: as `find_times` returns them."""
         retention_ms = live.topics[topic_id].setting("delete.retention.ms")
-        return compacted_ms is not None and live.now_ms - compacted_ms >= retention_ms
+        have_stayed: Mask = (times != UNKNOWN_MS) & (live.now_ms - times >= retention_ms)
+        return have_stayed
 
     def _read(self, file: NamedFile, columns: Sequence[str]) -> pa.Table:
         with self._files.open_input(file.name) as source:

@@ -26,7 +26,7 @@ from lakemq.tables.specs.messages import (
     SUPERSEDED,
     file_stem,
 )
-from lakemq.tables.specs.topics import SEGMENTS
+from lakemq.tables.specs.topics import COMPACTED, SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import Store
@@ -155,7 +155,7 @@ def _read_segments(store: Store, bounds: Mapping[TopicIdPartition, tuple[int, in
         where |= (
             of_log
             & (pc.field("last_offset") >= first)
-            & (is_marker | ((pc.field("kind") == "data") & (pc.field("base_offset") <= last)))
+            & (is_marker | (pc.field("kind").isin(["data", COMPACTED]) & (pc.field("base_offset") <= last)))
         )
     files = [file for file in segments.files() if any(_may_hold(file, tp, first) for tp, (first, _) in bounds.items())]
     return segments.read(_COLUMNS, where, files=files)

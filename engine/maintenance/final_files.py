@@ -160,8 +160,8 @@ class NamedFile(NamedTuple):
 
 _OLDEST = b"lakemq.oldest.ms"
 """Metadata of a rewritten file: the time of the oldest file whose messages it has."""
-_COMPACTED = b"lakemq.compacted.ms"
-"""Metadata of a file that compaction has cleaned: since then it has no older message of the key of its tombstones."""
+_TOMBSTONES = b"lakemq.tombstones"
+"""Metadata of a rewritten file of a compacted topic: what compaction notes of its tombstones."""
 
 
 def write_final_file(
@@ -172,14 +172,14 @@ def write_final_file(
     file_id: int,
     crash_point: crash.CrashPoint,
     oldest_ms: int | None = None,
-    compacted_ms: int | None = None,
+    tombstones: str | None = None,
 ) -> FinalFile:
     """Write a file of a topic durably, announced as left over.
 
     Args:
         rows: columns of FILE_SCHEMA, by partition and offset.
         oldest_ms: the time of the oldest file whose messages are written again.
-        compacted_ms: since when the log has no older messages of the keys of its tombstones, if that is known.
+        tombstones: what `read_tombstones` returns.
     """
     path = final_file_path(topic, file_id)
     name = f"{FINAL_MESSAGES.name}/{path}"
@@ -199,27 +199,24 @@ def write_final_file(
     ):
         writer.write_table(rows, max(1, _GROUP_BYTES * rows.num_rows // max(1, rows.nbytes)))
         writer.add_key_value_metadata({"lakemq.written": uuid.uuid4().hex})
-        for fact, time_ms in ((_OLDEST, oldest_ms), (_COMPACTED, compacted_ms)):
-            if time_ms is not None:
-                writer.add_key_value_metadata({fact.decode(): str(time_ms)})
+        for key, fact in ((_OLDEST, oldest_ms), (_TOMBSTONES, tombstones)):
+            if fact is not None:
+                writer.add_key_value_metadata({key.decode(): str(fact)})
     with files.open_input(name) as source:
         return FinalFile(file_id, read_footer(source).hash)
 
 
 def read_oldest_ms(metadata: pq.FileMetaData) -> int | None:
     """Return the time of the oldest file whose messages a rewritten file has; None: the file has new messages."""
-    return _read_time_ms(metadata, _OLDEST)
-
-
-def read_compacted_ms(files: Files, file: NamedFile) -> int | None:
-    """Return since when the log has no older messages of the keys of a file's tombstones. None: it may have some."""
-    with files.open_input(file.name) as source:
-        return _read_time_ms(read_footer(source).parse(), _COMPACTED)
-
-
-def _read_time_ms(metadata: pq.FileMetaData, name: bytes) -> int | None:
-    time_ms = (metadata.metadata or {}).get(name)
+    time_ms = (metadata.metadata or {}).get(_OLDEST)
     return None if time_ms is None else int(time_ms)
+
+
+def read_tombstones(files: Files, file: NamedFile) -> str | None:
+    """Return what compaction has noted of the tombstones of a file; None: nothing."""
+    with files.open_input(file.name) as source:
+        note = (read_footer(source).parse().metadata or {}).get(_TOMBSTONES)
+    return None if note is None else note.decode()
 
 
 def _read_segments(store: Store, topics: Sequence[Topic]) -> pa.Table:

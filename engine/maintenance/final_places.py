@@ -13,10 +13,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.specs.topics import COMPACTED
+
 from ..protocol.values.segments import cut_segments
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+_OF_COMPACTED = ("step", "topic_id", "topic", "partition", "base_offset", "record_count", "last_offset")
+"""Columns of a compacted segment. Its messages have gone, and so have the facts about them."""
 
 
 class MovedSegments(NamedTuple):
@@ -31,6 +36,31 @@ class MovedSegments(NamedTuple):
     segments: pa.Table
     is_moved: Mask
     is_whole: Mask
+
+
+def cut_out_runs(segments: pa.Table, runs: pa.Table) -> tuple[pa.Table, pa.Table] | None:
+    """Return the segments of a topic without the offsets of these runs, and segments of the kind COMPACTED for them.
+
+    Args:
+        segments: rows of `segments` of committed messages, by partition and offset, disjoint.
+        runs: columns partition, base_offset, last_offset, and record_count, which counts messages. Sorted and disjoint.
+
+    Returns:
+        None if a run has not as many messages in the segments.
+    """
+    if not runs.num_rows:
+        return segments, segments.slice(0, 0)
+    nowhere = {name: pa.nulls(runs.num_rows, pa.int64()) for name in ("file_id", "footer_hash", "first_row")}
+    result = move_to_final_files(segments, pa.table({name: runs.column(name) for name in runs.column_names} | nowhere))
+    if not result.is_whole.all():
+        return None
+    within = result.segments.filter(pa.array(result.is_moved))
+    columns = {field.name: pa.nulls(within.num_rows, field.type) for field in within.schema}
+    columns |= {name: within.column(name) for name in _OF_COMPACTED}
+    for name, value in (("kind", COMPACTED), ("transactional", False), ("origin", "publish")):
+        columns[name] = pa.array([value] * within.num_rows, within.schema.field(name).type)
+    compacted = pa.table(list(columns.values()), schema=within.schema)
+    return result.segments.filter(pa.array(~result.is_moved)), compacted
 
 
 class _Pieces(NamedTuple):

@@ -44,7 +44,7 @@ from ..protocol.rows.log import build_final_rows
 from ..protocol.values.log import RangesFinalized
 from .compaction import Compaction
 from .final_files import FILE_BYTES, READ_ERRORS, UNPACKED, NamedFile, describe_ranges, read_oldest_ms, write_final_file
-from .final_places import move_to_final_files
+from .final_places import cut_out_runs, move_to_final_files
 from .merging import FEW_FILES, SETTLED_MS, coalesce_segments, points_at_files, read_log_bounds, write_merged_file
 from .retention import LiveState, Mask, Numbers, find_log_starts, mask_deleted_segments
 
@@ -80,6 +80,8 @@ class _Rewrite:
     record: RangesFinalized
     is_cleaned: bool
     """Whether messages may be superseded."""
+    dropped: pa.Table
+    """Runs of superseded messages that the file does not have: topic_id, and columns of `Cleaned.dropped`."""
 
 
 class FinalTable:
@@ -269,20 +271,21 @@ class FinalTable:
             self._full.update(file.file_id for file in replaced)
             return None
         messages = pa.concat_tables(parts).sort_by([("partition", "ascending"), ("offset", "ascending")])
-        messages, compacted_ms = self._compaction.clean(replaced, messages, live)
+        messages, tombstones, dropped = self._compaction.clean(replaced, messages, live)
         ranges = _find_ranges(rows, replaced)
         oldest_ms = min(stored[file.file_id].modified_ms for file in replaced)
         files = []
         if messages.num_rows:
             topic, file_id = replaced[0].topic, FINAL_FILES | self._new_file_id()
             written = write_final_file(
-                self._files, self._leftovers, topic, messages, file_id, self._crash_point, oldest_ms, compacted_ms
+                self._files, self._leftovers, topic, messages, file_id, self._crash_point, oldest_ms, tombstones
             )
             files.append(written)
         described = describe_ranges(_cut_ranges(ranges, live), messages if messages.num_rows else None)
         record = RangesFinalized(replaced[0].topic_id, replaced[0].topic, files, described)
         is_cleaned = pc.any(pc.equal(messages.column("ttl_ms"), SUPERSEDED)).as_py() or False
-        return _Rewrite(replaced, ranges, record, is_cleaned)
+        dropped = dropped.append_column("topic_id", pa.repeat(replaced[0].topic_id, dropped.num_rows))
+        return _Rewrite(replaced, ranges, record, is_cleaned, dropped)
 
     def _swap_rows(self, segments: TableHandle, rewrites: Sequence[_Rewrite]) -> bool:
         """Let `segments` name the new files. Return whether it was changed."""
@@ -297,7 +300,8 @@ class FinalTable:
             find_sources = partial(points_at_files, file_ids=ids) if kind == FINAL else None
             cleaned = [file.file_id for each in chosen if each.is_cleaned for file in each.record.files]
             finals, floor = SEGMENTS.table(new), segments.floor()
-            blocked = self._change_rows(segments, replaced, finals, find_sources, floor, cleaned)
+            dropped = pa.concat_tables(rewrite.dropped for rewrite in chosen)
+            blocked = self._change_rows(segments, replaced, finals, find_sources, floor, cleaned, dropped)
             if blocked:
                 log.error(
                     "TABLE_DAMAGED: segments and final_messages differ in step %d. Run lakemq doctor.", min(blocked)
@@ -344,6 +348,7 @@ class FinalTable:
         find_sources: Callable[[pa.Table], Mask] | None,
         floor: int,
         cleaned: Sequence[int] = (),
+        dropped: pa.Table | None = None,
     ) -> list[int]:
         """Replace rows of final ranges, and let data rows name their files, in one commit.
 
@@ -352,6 +357,7 @@ class FinalTable:
             find_sources: returns which data rows have the messages of `finals`. None: no data row is changed.
             floor: no reader begins at an older step.
             cleaned: files that may have superseded messages.
+            dropped: runs of superseded messages that no file has any more.
 
         Returns:
             Steps of `finals` whose messages are not those of the data rows. Then nothing is changed.
@@ -378,7 +384,15 @@ class FinalTable:
             sources = rows.filter(pa.array(is_source)).filter(of_topic).sort_by(_IN_ORDER)
             is_committed = self._mask_committed(segments, topic_id, sources)
             ranges = finals.filter(of_topic & pc.field("file_id").is_valid()).sort_by(_IN_ORDER)
-            result = move_to_final_files(sources.filter(pa.array(is_committed)), ranges)
+            committed = sources.filter(pa.array(is_committed))
+            if dropped is not None:
+                parts = cut_out_runs(committed, dropped.filter(of_topic).sort_by(_IN_ORDER))
+                if parts is None:
+                    blocked += finals.filter(of_topic).column("step").to_pylist()
+                    continue
+                committed, compacted = parts
+                moved.append(compacted)
+            result = move_to_final_files(committed, ranges)
             blocked += ranges.column("step").filter(pa.array(~result.is_whole)).to_pylist()
             moved.append(result.segments.filter(pa.array(result.is_moved)))
             new_rows += [sources.filter(pa.array(~is_committed)), result.segments.filter(pa.array(~result.is_moved))]

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from lakemq.tables.specs.messages import MESSAGES, REJECTED_ROWS, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.topics import SEGMENTS
+from lakemq.tables.specs.topics import COMPACTED, SEGMENTS
 from lakemq.tables.storage.delta.commits import GROUP_ROWS, NewFile, StoredFile, compute_statistics
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import Store, TableHandle
@@ -306,15 +306,15 @@ def coalesce_segments(segments: pa.Table, floor: int, bounds: LogBounds) -> pa.T
     """Join neighbours among rows of `segments`; return them by topic, partition and offset.
 
     Neighbours are joined if they hold data of one file, author, origin and time, and if offsets, rows and sequences run
-    on. Segments of different steps are joined only up to the floor, below which no reader begins; the last step is
-    kept.
+    on; or if both are compacted. Segments of different steps are joined only up to the floor, below which no reader
+    begins; the last step is kept.
     """
     order = [(name, "ascending") for name in ("topic_id", "partition", "base_offset")]
     segments = segments.sort_by(order).combine_chunks()
     step = segments.column("step").to_numpy()
     touches = (
         find_continuations(segments, EQUAL_COLUMNS, _CONSECUTIVE_COLUMNS)
-        & pc.equal(segments.column("kind"), "data").to_numpy()[1:]
+        & pc.is_in(segments.column("kind"), pa.array(["data", COMPACTED])).to_numpy()[1:]
     )
     touches &= (step[1:] == step[:-1]) | ((step[1:] <= floor) & (step[:-1] <= floor))
     touches &= bounds.have_same_figures(segments)

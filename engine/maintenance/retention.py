@@ -21,7 +21,7 @@ from lakemq.tables.specs.groups import ASSIGNMENT_MOVES
 from lakemq.tables.specs.journal import JOURNAL, SAMPLES
 from lakemq.tables.specs.messages import FINAL_MESSAGES, MESSAGES, parse_final_file_id
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.topics import SEGMENTS
+from lakemq.tables.specs.topics import COMPACTED, SEGMENTS
 from lakemq.tables.specs.transactions import CONTROL_MARKERS, TRANSACTIONS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.store import Store, TableHandle, select_newest
@@ -142,9 +142,9 @@ def _find_by_age(
 def _may_be_old(file: StoredFile, horizon_ms: int) -> bool:
     """Return whether a file may hold old segments, by its statistics.
 
-    Markers have no age, and may lie between old segments.
+    Markers and compacted segments have no age, and may lie between old segments.
     """
-    first_kind = file.statistics.get("min.kind")  # of all kinds those of markers come first
+    first_kind = file.statistics.get("min.kind")  # of all kinds those without an age come first
     if first_kind is None or first_kind < "data":
         return True
     youngest = file.statistics.get("min.max_timestamp_ms")
@@ -226,7 +226,7 @@ def _read_rows(
 
     To read small files one by one takes three times as long.
     """
-    of_log = pc.field("kind").isin(["data", "commit", "abort"])
+    of_log = pc.field("kind").isin(["data", "commit", "abort", COMPACTED])
     first = row_count = 0
     for end, file in enumerate(files, 1):
         row_count += file.record_count

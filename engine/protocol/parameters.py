@@ -223,6 +223,13 @@ TOPIC = Parameters(
             "min.compaction.lag.ms", 0, "How old messages are before compaction, by their timestamps.", 0, _MAX_MS
         ),
         Parameter(
+            "max.compaction.lag.ms",
+            _MAX_MS,
+            "Age at which messages are compacted, by their timestamps, whatever min.cleanable.dirty.ratio is.",
+            1,
+            _MAX_MS,
+        ),
+        Parameter(
             "delete.retention.ms",
             86_400_000,
             "How long a tombstone stays after compaction has removed the older messages of its key.",

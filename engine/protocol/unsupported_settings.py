@@ -14,7 +14,6 @@ from .errors import InvalidConfig
 _STORES = "the store takes care of it; LakeMQ has no brokers and no replicas"
 _ALWAYS_ALL = "a publish is acknowledged once its step is stored, which is what acks=all means"
 _NO_SEGMENTS = "LakeMQ has no log segments on brokers: the leader merges files"
-_NO_COMPACTION = "min.cleanable.dirty.ratio of a topic decides when it is compacted"
 _NO_WIRE = "there is no wire protocol and no listener: the store's permissions control access"
 _FILES_PACK = "data files are Parquet, packed by column"
 _PER_TOPIC = "the number of partitions is given when a topic is created"
@@ -77,10 +76,6 @@ UNSUPPORTED: dict[str, str] = {
             "transaction.state.log.load.buffer.size",
         ),
         _NO_SEGMENTS,
-    ),
-    **dict.fromkeys(
-        ("max.compaction.lag.ms",),
-        _NO_COMPACTION,
     ),
     **dict.fromkeys(
         (

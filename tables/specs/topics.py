@@ -82,6 +82,8 @@ FINAL = "final"
 """The kind of rows that name files of `final_messages`. Views read the files up to the last step of these rows."""
 FINAL_PENDING = "final_pending"
 """Their kind at first: the files come into the table, and views read the messages where they were published."""
+COMPACTED = "compacted"
+"""The kind of rows for offsets whose messages compaction has removed from all files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,8 @@ class SegmentRow:
     step: int = column(INT64, "The step that decided it.")
     kind: str = column(
         TEXT,
-        "data: rows of a file; commit, abort: the marker that ends a transaction; log_start: offsets below base_offset"
+        "data: rows of a file; commit, abort: the marker that ends a transaction; compacted: offsets whose messages"
+        " compaction has removed, and that no file has; log_start: offsets below base_offset"
         " are deleted; topic_deleted: the topic is deleted; final: offsets in a file of final_messages; final_pending:"
         " the same, and views read them where they were published.",
     )

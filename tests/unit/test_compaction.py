@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -18,7 +19,17 @@ from unit.served import until
 
 import lakemq
 from lakemq import Connection
-from lakemq.engine.maintenance.compaction import empty_messages, find_newest, find_superseded
+from lakemq.engine.maintenance import compaction
+from lakemq.engine.maintenance.compaction import (
+    UNKNOWN_MS,
+    drop_long_runs,
+    empty_messages,
+    find_newest,
+    find_spans,
+    find_superseded,
+    find_times,
+    mask_tombstones,
+)
 from lakemq.engine.maintenance.row_audit import compare_with_replay
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import InvalidConfig, InvalidRecord
@@ -88,7 +99,8 @@ def test_runs_leave_the_newest_message_of_each_key(rows: list[Row], sizes: list[
         end = drawn.randint(begin + 1, len(files))
         newest = find_newest(pa.concat_tables(files[begin:end]))
         for i in [*range(end)] * drawn.randint(1, 2):
-            files[i] = empty_messages(files[i], find_superseded(files[i], newest, False))
+            none = np.zeros(len(files[i]), np.bool_)
+            files[i] = empty_messages(files[i], find_superseded(files[i], newest, none))
         begin = end
     newest_by_key = {(p, key): (offset, value) for offset, (p, key, value) in enumerate(rows) if key is not None}
     expected = {
@@ -101,10 +113,40 @@ def test_runs_leave_the_newest_message_of_each_key(rows: list[Row], sizes: list[
 
 def test_tombstones_go_only_when_they_may() -> None:
     messages = to_file([(0, "a", "1"), (0, "a", None), (0, "b", None), (0, None, "keyless")])
-    newest = find_newest(messages)
-    assert find_superseded(messages, newest, False).tolist() == [True, False, False, True]
-    cleaned = empty_messages(messages, find_superseded(messages, newest, False))
-    assert find_superseded(cleaned, newest, True).tolist() == [False, True, True, False]
+    newest, none = find_newest(messages), np.zeros(4, np.bool_)
+    assert find_superseded(messages, newest, none).tolist() == [True, False, False, True]
+    cleaned = empty_messages(messages, find_superseded(messages, newest, none))
+    assert find_superseded(cleaned, newest, ~none).tolist() == [False, True, True, False]
+    assert find_superseded(cleaned, newest, np.arange(4) == 2).tolist() == [False, False, True, False]
+
+
+def test_file_notes_of_each_tombstone_since_when_older_messages_have_gone() -> None:
+    rows: list[Row] = [(0, "a", None), (0, "b", "1"), (0, "c", None), (0, "d", None), (1, "a", None)]
+    messages = to_file(rows)
+    spans = find_spans(messages, mask_tombstones(messages), np.array([7, UNKNOWN_MS, 7, 8, 7]))
+    assert spans == [(0, 0, 2, 7), (0, 3, 3, 8), (1, 4, 4, 7)]
+    assert find_times(messages, spans).tolist() == [7, 7, 7, 8, 7]
+    assert find_times(messages.slice(2), spans[1:]).tolist() == [UNKNOWN_MS, 8, 7]
+
+
+@pytest.mark.parametrize(
+    ("gone", "kept", "dropped"),
+    [
+        ([], [0, 1, 2, 3, 4, 5], []),
+        ([0, 2, 5], [0, 1, 2, 3, 4, 5], []),
+        ([0, 1, 4], [2, 3, 4, 5], [(0, 0, 1, 2)]),
+        ([1, 2, 3, 4], [0, 5], [(0, 1, 2, 2), (1, 3, 4, 2)]),
+        ([0, 1, 2, 3, 4, 5], [], [(0, 0, 2, 3), (1, 3, 5, 3)]),
+    ],
+)
+def test_only_long_runs_of_empty_rows_are_dropped(
+    monkeypatch: pytest.MonkeyPatch, gone: list[int], kept: list[int], dropped: list[tuple[int, ...]]
+) -> None:
+    monkeypatch.setattr(compaction, "LONG_RUN", 2)
+    messages = to_file([(offset // 3, "k", "v") for offset in range(6)])
+    rest, runs = drop_long_runs(empty_messages(messages, np.isin(np.arange(6), gone)))
+    assert rest.column("offset").to_pylist() == kept
+    assert [tuple(row.values()) for row in runs.to_pylist()] == dropped
 
 
 # -- a namespace ------------------------------------------------------------------------------------------
@@ -144,7 +186,11 @@ HISTORY: list[tuple[str, str | None]] = [
 KEPT = [(4, b"b", None), (5, b"d", b"1"), (6, b"a", b"3"), (7, b"c", b"2")]
 
 
-def test_every_reader_shows_the_newest_message_of_each_key(mq: Connection, mq_clock: MovableClock) -> None:
+@pytest.mark.parametrize("long_run", [2, compaction.LONG_RUN])
+def test_every_reader_shows_the_newest_message_of_each_key(
+    mq: Connection, mq_clock: MovableClock, monkeypatch: pytest.MonkeyPatch, long_run: int
+) -> None:
+    monkeypatch.setattr(compaction, "LONG_RUN", long_run)
     mq.topics.create("t", config=COMPACT)
     mq.groups.create("queue", {"group.protocol": "queue"})
     mq.groups.create("g", {"group.protocol": "cooperative"})
@@ -166,7 +212,9 @@ def test_every_reader_shows_the_newest_message_of_each_key(mq: Connection, mq_cl
     assert (len(result), result.offsets()[0].tolist()) == (4, [4, 5, 6, 7])
     in_view = mq.sql("SELECT offset, key, value FROM log_committed ORDER BY offset", wait_ms=9_000).to_pylist()
     assert [tuple(row.values()) for row in in_view] == KEPT
-    in_table = read_final_messages(mq).filter(pc.field("ttl_ms").is_null())
+    in_table = read_final_messages(mq)
+    assert in_table.num_rows == (4 if long_run == 2 else 8)
+    in_table = in_table.filter(pc.field("ttl_ms").is_null())
     assert sorted(tuple(row.values()) for row in in_table.select(["offset", "key", "value"]).to_pylist()) == KEPT
     earliest = mq.offsets_for_times("t", {0: datetime.fromtimestamp(0, UTC)})[0]
     assert earliest is not None

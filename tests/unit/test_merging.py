@@ -20,7 +20,7 @@ from lakemq.engine.maintenance.merging import (
     order_merged_rows,
 )
 from lakemq.tables.specs.messages import REJECTED_ROWS, RejectionRow
-from lakemq.tables.specs.topics import SEGMENTS, SegmentRow
+from lakemq.tables.specs.topics import COMPACTED, SEGMENTS, SegmentRow
 
 MERGED = 99
 FLOOR = 10
@@ -183,11 +183,22 @@ def test_deleted_segments_are_not_joined_to_others() -> None:
     assert coalesce_segments(rows, FLOOR, bounds).column("base_offset").to_pylist() == [0, 4]
 
 
+def make_bare_segments(kind: str) -> list[SegmentRow]:
+    """Return two neighbours without rows of a file."""
+    bare = ("file_id", "footer_hash", "first_row", "file_partition", "min_timestamp_ms", "max_timestamp_ms")
+    return [replace(make_segment(step, step, 0), **dict.fromkeys(bare), kind=kind) for step in (1, 2)]
+
+
 @pytest.mark.parametrize("kind", ["commit", "abort", "log_start", "topic_deleted"])
 def test_segments_that_are_no_data_stay_as_they_are(kind: str) -> None:
-    bare = ("file_id", "footer_hash", "first_row", "file_partition", "min_timestamp_ms", "max_timestamp_ms")
-    rows = [replace(make_segment(step, step, 0), **dict.fromkeys(bare), kind=kind) for step in (1, 2)]
+    rows = make_bare_segments(kind)
     assert SEGMENTS.rows(coalesce(SEGMENTS.table(rows), FLOOR)) == rows
+
+
+def test_neighbouring_compacted_segments_become_one() -> None:
+    first, second = make_bare_segments(COMPACTED)
+    joined = replace(first, step=2, record_count=2, last_offset=second.last_offset)
+    assert SEGMENTS.rows(coalesce(SEGMENTS.table([first, second]), FLOOR)) == [joined]
 
 
 # -- places of rows -----------------------------------------------------------------------------------------

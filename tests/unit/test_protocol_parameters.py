@@ -73,7 +73,6 @@ def test_an_unknown_key_is_answered_with_the_likely_one() -> None:
         ("min.insync.replicas", "the store takes care of it"),
         ("segment.bytes", "no log segments"),
         ("acks", "acks=all"),
-        ("max.compaction.lag.ms", "min.cleanable.dirty.ratio of a topic"),
         ("num.partitions", "when a topic is created"),
     ],
 )

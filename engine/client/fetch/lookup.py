@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.topics import SEGMENT_SCHEMA, SEGMENTS
+from lakemq.tables.specs.topics import COMPACTED, SEGMENT_SCHEMA, SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
 from lakemq.tables.storage.parquet import open_parquet
@@ -31,7 +31,7 @@ Mask = npt.NDArray[np.bool_]
 
 _NEVER = np.iinfo(np.int64).max
 
-KINDS_WITH_OFFSETS = ("data", "commit", "abort")
+KINDS_WITH_OFFSETS = ("data", "commit", "abort", COMPACTED)
 """The kinds of segments whose offsets lie in the log. Each offset from the log start on is in one such segment."""
 _KINDS_WITH_OFFSETS = pa.array(KINDS_WITH_OFFSETS)
 

@@ -73,7 +73,7 @@ RELATIONS = {
         LEFT JOIN markers c
           ON s.kind = 'data' AND c.topic_id = s.topic_id AND c.partition = s.partition
          AND c.producer_id = s.producer_id AND c.producer_epoch = s.producer_epoch AND s.transactional
-        WHERE s.kind IN ('data', 'commit', 'abort') AND s.last_offset >= l.log_start""",
+        WHERE s.kind IN ('data', 'commit', 'abort', 'compacted') AND s.last_offset >= l.log_start""",
     # where the first open transaction of a partition begins
     "open_from": """
         SELECT topic_id, partition, min(first_offset_left) AS open_from
@@ -221,7 +221,9 @@ FROM {batch} WHERE unaccounted <> 0 ORDER BY ALL"""
 _RELEASED_NOT_IN_LOG = """
 WITH in_log AS (
   SELECT topic_id, sum(record_count) AS messages FROM spans WHERE kind = 'data' AND origin = 'delay' GROUP BY ALL
-), kept AS (SELECT topic_id FROM logs GROUP BY topic_id HAVING max(log_start) = 0)
+), kept AS (
+  SELECT topic_id FROM logs GROUP BY topic_id HAVING max(log_start) = 0
+  EXCEPT SELECT topic_id FROM spans WHERE kind = 'compacted')
 SELECT topic, CAST(released - coalesce(messages, 0) AS BIGINT) AS released_not_in_log
 FROM {batch} JOIN kept USING (topic_id) LEFT JOIN in_log USING (topic_id)
 WHERE released_not_in_log > 0 ORDER BY ALL"""
