@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import clients
 import far_delays
 import final
 import followers
@@ -28,6 +29,7 @@ from rich.table import Table
 GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "spark": lambda quick: with_spark.run(100_000 if quick else 2_000_000, 1 if quick else 5),
     "python": lambda quick: without_jvm.run(100_000 if quick else 2_000_000),
+    "clients": lambda quick: clients.run(*((20_000, 5, 1) if quick else (200_000, 100, 7))),
     "latency": lambda quick: latency.run(60 if quick else 400, 80 if quick else 1000, 8, 2 if quick else 10),
     "followers": lambda quick: followers.run(*((20, 1) if quick else (200, 5))),
     "take-over": lambda quick: take_over.run(*((1, 100) if quick else (5, 10_000))),

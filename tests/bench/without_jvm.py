@@ -57,7 +57,7 @@ def run(count: int) -> Iterator[Figure]:
         yield Figure("import, connect, first send, without a JVM", median(firsts[1:]), "s", 1.0, "<=")
 
 
-def _first_ends(mq: lakemq.engine.client.connection.Connection, count: int) -> dict[int, int]:
+def _first_ends(mq: lakemq.Connection, count: int) -> dict[int, int]:
     """Return the end offsets of the first publish, which are the segments of one data file."""
     segments = mq.fetch("arrow").plan.segments
     first = segments.column("file_id")[0].as_py()
@@ -68,7 +68,7 @@ def _first_ends(mq: lakemq.engine.client.connection.Connection, count: int) -> d
     return ends
 
 
-def _record_by_record(mq: lakemq.engine.client.connection.Connection, count: int) -> Figure:
+def _record_by_record(mq: lakemq.Connection, count: int) -> Figure:
     records = [(b"k%07d" % (i % 100_000), os.urandom(92)) for i in range(count)]
 
     def send() -> None:
@@ -81,7 +81,7 @@ def _record_by_record(mq: lakemq.engine.client.connection.Connection, count: int
     return Figure("Python producer, record by record", count / best / 1e3, "k messages/s", 800, ">=")
 
 
-def _by_iteration(mq: lakemq.engine.client.connection.Connection, count: int) -> Figure:
+def _by_iteration(mq: lakemq.Connection, count: int) -> Figure:
     fetched = mq.fetch("records", partitions=[0, 1])
     assert fetched.record_count >= count // 2
 
