@@ -1,5 +1,6 @@
 """The rows of a plan are found in files and in steps. Both ways to join them agree."""
 
+import gc
 import random
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from lakemq.engine.client.fetch import arrow
 from lakemq.engine.client.fetch.arrow import FETCHED, fetch_arrow
-from lakemq.engine.client.fetch.fetch_result import Message, _iterate_messages
+from lakemq.engine.client.fetch.fetch_result import Message, _iterate_rows, to_message
 from lakemq.engine.client.fetch.log_reader import StepRows
 from lakemq.engine.client.fetch.lookup import PLAN_SCHEMA
 from lakemq.engine.client.fetch.plan import FetchPlan
@@ -109,10 +110,13 @@ def test_iterated_messages_equal_the_rows_of_the_table(headers: list[Any]) -> No
     columns = [keys, values, ["t"] * 3, [0, 0, 7], [5, 6, 0], times, [0] * 3, headers]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, FETCHED, strict=True)]
     (batch,) = pa.table(arrays, schema=FETCHED).to_batches()
-    messages = list(_iterate_messages(batch))
+    rows = list(_iterate_rows(batch))
+    messages = list(map(to_message, rows))
     assert messages == [
         Message("t", 0, 5, FIRST, None, b"v", ()),
         Message("t", 0, 6, LAST, b"k", None, ()),
         Message("t", 7, 0, LAST, b"k", b"", tuple(headers[2] or ())),
     ]
     assert all(message.timestamp.tzinfo is UTC for message in messages)
+    gc.collect()
+    assert not any(map(gc.is_tracked, rows)), "rows that wait cost the garbage collector nothing"

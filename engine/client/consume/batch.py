@@ -19,7 +19,7 @@ from ...protocol.values.assignments import TopicIdPartition
 from ...protocol.values.deliveries import MAX_ERROR_LENGTH, Stretch, group_into_spans
 from ..arguments import invalid_argument, parse_flag, parse_partition, parse_topic_name
 from ..fetch.arrow import FETCHED
-from ..fetch.fetch_result import FetchResult, Message
+from ..fetch.fetch_result import FetchResult, Message, Row, to_message
 from ..html_table import SHOWN_MESSAGES, build_message_table
 from ..offsets import ConsumedOffsets, TopicPartition
 
@@ -191,7 +191,10 @@ class ConsumerBatch(ProcessBound):
         return [part.with_schema(schema) for part in self._parts]
 
     def __iter__(self) -> Iterator[Message]:
-        return chain.from_iterable(self._parts)
+        return map(to_message, self._rows())
+
+    def _rows(self) -> Iterator[Row]:
+        return chain.from_iterable(map(FetchResult._rows, self._parts))
 
     def __len__(self) -> int:
         return self.record_count
@@ -256,20 +259,20 @@ class QueueBatch(ConsumerBatch):
                     counts[is_of_partition & (offsets >= stretch.first) & (offsets < stretch.end)] = stretch.deliveries
         return table.append_column(pa.field("delivery_count", pa.int32()), pa.array(counts))
 
-    def __iter__(self) -> Iterator[Message]:
+    def _rows(self) -> Iterator[Row]:
         counts = {
             (*tp, offset): stretch.deliveries
             for tp, shown in self.shown.items()
             for stretch in _find_redeliveries(shown)
             for offset in range(stretch.first, stretch.end)
         }
-        messages = super().__iter__()
-        return map(partial(_set_delivery_count, counts), messages) if counts else messages
+        rows = super()._rows()
+        return map(partial(_set_delivery_count, counts), rows) if counts else rows
 
 
-def _set_delivery_count(counts: Mapping[tuple[str, int, int], int], message: Message) -> Message:
-    count = counts.get(message[:3])
-    return message if count is None else message._replace(delivery_count=count)
+def _set_delivery_count(counts: Mapping[tuple[str, int, int], int], row: Row) -> Row:
+    count = counts.get(row[:3])
+    return row if count is None else (*row[:-1], count)
 
 
 def _find_redeliveries(shown: ShownPartition) -> list[Stretch]:

@@ -8,15 +8,16 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 
-from ..fetch.fetch_result import Message
+from ..fetch.fetch_result import Message, Row
 
+_OFFSET = Message._fields.index("offset")
 _get_key = itemgetter(Message._fields.index("key"))
 
 _LANES = 256
 """Keys share a lane if their hashes do. More lanes would share less, and cost more when handlers are fast."""
 
 
-class Lane(deque[Message]):
+class Lane(deque[Row]):
     """Messages that are handled one after the other. The thread that has it takes from the left without a lock."""
 
     is_taken = False
@@ -54,20 +55,20 @@ class Lanes:
         """Return how many messages have left the lanes so far."""
         return self._put_count - self.count_waiting()
 
-    def list_waiting(self) -> Iterator[Message]:
+    def list_waiting(self) -> Iterator[Row]:
         return chain.from_iterable(self._lanes)
 
-    def put(self, messages: Sequence[Message]) -> None:
+    def put(self, rows: Sequence[Row]) -> None:
         """Put messages into the lanes of their keys; those without a key into any."""
         lanes = self._lanes
         with self.lock:
-            for message, key in zip(messages, map(_get_key, messages), strict=True):
-                lanes[hash(message.offset if key is None else key) % _LANES].append(message)
+            for row, key in zip(rows, map(_get_key, rows), strict=True):
+                lanes[hash(row[_OFFSET] if key is None else key) % _LANES].append(row)
             for lane in lanes:
                 if lane and not lane.is_taken:
                     lane.is_taken = True
                     self.ready.append(lane)
-            self._put_count += len(messages)
+            self._put_count += len(rows)
             self._low = max(self._thread_count, len(self.ready) // 2)
             self._has_work.notify(len(self.ready))
 

@@ -33,7 +33,7 @@ from ...namespace.clock import Clock
 from ...namespace.process import start_thread
 from ...protocol.errors import FencedMemberEpoch, IllegalState, InvalidRecordState, LakeMQError
 from ..arguments import invalid_argument, parse_whole_number
-from ..fetch.fetch_result import Message
+from ..fetch.fetch_result import Message, to_message
 from ..offsets import TopicPartition
 from ..tracing import API, find_links, open_span
 from .batch import shorten_error
@@ -267,17 +267,18 @@ class HandlerLoop(RebalanceListener):
         if not batch:
             return self._say_wait(batch.waits_for)
         try:
-            messages = list(batch)
+            rows = list(batch._rows())
         except BaseException:  # the store failed: the next poll returns them again
             with consumer._lock.own, suppress(LakeMQError, OSError):
                 consumer._reader.mark_unseen(batch)
             raise
         with consumer._lock.own:
             if self._nacked:  # put none of those after a message that was given back meanwhile
-                goes_on = [m.offset <= self._nacked.get((m.topic, m.partition), m.offset) for m in messages]
-                consumer._member.hide(compress(messages, map(not_, goes_on)))
-                messages = list(compress(messages, goes_on))
-            self._lanes.put(messages)
+                nacked = self._nacked
+                goes_on = [offset <= nacked.get((topic, number), offset) for topic, number, offset, *_ in rows]
+                consumer._member.hide(map(to_message, compress(rows, map(not_, goes_on))))
+                rows = list(compress(rows, goes_on))
+            self._lanes.put(rows)
 
     def _keep_up(self) -> None:
         """Watch the handlers, send acknowledgements, and take in what the group has decided, without polling."""
@@ -344,7 +345,7 @@ class HandlerLoop(RebalanceListener):
         consumer = self._consumer
         try:
             with consumer._lock.own:
-                consumer._member.hide(self._lanes.list_waiting())
+                consumer._member.hide(map(to_message, self._lanes.list_waiting()))
             consumer.flush(_FLUSH_MS)
         except LakeMQError as error:
             log.warning("Some messages may be delivered again: %s", error)
@@ -393,7 +394,8 @@ class HandlerLoop(RebalanceListener):
         for _ in range(_TURN):
             if not lane or is_stopped() or lanes.is_closed:
                 break
-            message = lane.popleft()
+            row = lane.popleft()
+            message = to_message(row)
             if self._lost and not self._has(message):
                 continue
             if read_ms is not None:
@@ -414,9 +416,9 @@ class HandlerLoop(RebalanceListener):
             if failure is not None:
                 self._fail(message, lane, failure)
                 continue
-            tracker = trackers.get((message[0], message[1]))  # fields by index are faster: topic, partition, offset
-            if tracker is not None and message[_DELIVERY_COUNT] == 1:
-                tracker.single_acks.append(message[2])
+            tracker = trackers.get((row[0], row[1]))  # fields by index are faster: topic, partition, offset
+            if tracker is not None and row[_DELIVERY_COUNT] == 1:
+                tracker.single_acks.append(row[2])
                 slot.acknowledged += 1
                 continue
             try:
@@ -474,12 +476,12 @@ class HandlerLoop(RebalanceListener):
             return
         tp = message.topic, message.partition
         self._nacked[tp] = min(message.offset, self._nacked.get(tp, message.offset))
-        is_later = [(m.topic, m.partition) == tp and m.offset > message.offset for m in lane or ()]
+        is_later = [(topic, number) == tp and offset > message.offset for topic, number, offset, *_ in lane or ()]
         if lane is not None and any(is_later):
             earlier, later = list(compress(lane, map(not_, is_later))), list(compress(lane, is_later))
             lane.clear()
             lane.extend(earlier)
-            self._consumer._member.hide(later)
+            self._consumer._member.hide(map(to_message, later))
 
 
 def _check_result(result: object) -> None:

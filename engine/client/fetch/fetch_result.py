@@ -77,6 +77,19 @@ class Message(NamedTuple):
         return self.delivery_count > 1
 
 
+Row = tuple[Any, ...]
+"""The fields of a `Message` as a plain tuple.
+
+Many rows that wait cost less than many messages: the garbage collector stops looking at tuples of plain values, but
+not at instances of a subclass.
+"""
+
+
+def to_message(row: Row) -> Message:
+    """Return the message with these fields."""
+    return tuple.__new__(Message, row)
+
+
 class FetchResult(ProcessBound):
     """A fixed range of offsets; reading it twice gives the same messages. `len(result)` is their number.
 
@@ -242,7 +255,10 @@ class FetchResult(ProcessBound):
         return messages if self._schema is None else parse_in_spark(messages, self._schema)
 
     def __iter__(self) -> Iterator[Message]:
-        return chain.from_iterable(map(_iterate_messages, self.to_arrow().to_batches(max_chunksize=10_000)))
+        return map(to_message, self._rows())
+
+    def _rows(self) -> Iterator[Row]:
+        return chain.from_iterable(map(_iterate_rows, self.to_arrow().to_batches(max_chunksize=10_000)))
 
     def __len__(self) -> int:
         return self.record_count
@@ -250,8 +266,8 @@ class FetchResult(ProcessBound):
     def _repr_html_(self) -> str:
         tables = self.pieces(SHOWN_MESSAGES)
         batches = chain.from_iterable(table.to_batches() for table in tables)
-        messages = chain.from_iterable(map(_iterate_messages, batches))
-        return build_message_table(Message._fields, messages, self.record_count)
+        rows = chain.from_iterable(map(_iterate_rows, batches))
+        return build_message_table(Message._fields, rows, self.record_count)
 
 
 def _count_rows(tables: Iterator[pa.Table], open_bar: Callable[[], Any]) -> Iterator[pa.Table]:
@@ -262,7 +278,7 @@ def _count_rows(tables: Iterator[pa.Table], open_bar: Callable[[], Any]) -> Iter
             yield table
 
 
-def _iterate_messages(batch: pa.RecordBatch) -> Iterator[Message]:
+def _iterate_rows(batch: pa.RecordBatch) -> Iterator[Row]:
     """Yield the rows of a batch (FETCHED), column by column: a dictionary per row would take four times as long."""
     names = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
     columns = {name: batch.column(name) for name in names}
@@ -270,8 +286,7 @@ def _iterate_messages(batch: pa.RecordBatch) -> Iterator[Message]:
     # Messages that were published together have the same time, so convert each distinct time once.
     times = columns["timestamp"].cast(pa.timestamp("us")).dictionary_encode()
     distinct = [time.replace(tzinfo=UTC) for time in times.dictionary.to_numpy(zero_copy_only=False).tolist()]
-    return map(
-        Message,
+    return zip(
         columns["topic"].to_pylist(),
         columns["partition"].to_pylist(),
         columns["offset"].to_pylist(),
@@ -279,6 +294,7 @@ def _iterate_messages(batch: pa.RecordBatch) -> Iterator[Message]:
         columns["key"].to_pylist(),
         columns["value"].to_pylist(),
         map(_to_pairs, headers.to_pylist()) if headers.null_count < len(headers) else repeat(()),
+        repeat(1),  # delivery_count, which a QueueBatch corrects
     )
 
 
