@@ -15,8 +15,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -41,6 +43,9 @@ QUICK_SETTINGS = {
     "retention.check.interval.ms": 1_000,
 }
 """Settings with which the sequencer of `serve` looks often, so that tests do not wait."""
+
+STOP_TIMEOUT_S = 30.0
+"""How long `run_in_thread` waits for the end: longer than a worker lets its handlers go on."""
 
 SLOT_MS = 1_000
 """Delays end at multiples of this, unless a topic has another `delay.slot.ms`."""
@@ -257,6 +262,38 @@ def _list_dead_letters(mq: Connection) -> Iterator[DeadLetter]:
 
 
 @contextmanager
+def run_in_thread(run: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Run a worker, or a loop of yours, in a thread until the block ends.
+
+    Args:
+        run: takes the event that stops it.
+
+    Raises:
+        BaseException: what `run` has raised, at the end of the block.
+        TimeoutError: it has not ended 30 s after the event.
+
+    Example:
+        >>> with run_in_thread(lambda stop: mq.run_worker(print, ["orders"], group="g", stop=stop)):  # doctest: +SKIP
+        ...     wait_until_idle(mq, "g")
+    """
+    stop, end = threading.Event(), Future[object]()
+
+    def call() -> None:
+        try:
+            end.set_result(run(stop))
+        except BaseException as error:
+            end.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    try:
+        yield
+    finally:
+        stop.set()
+        wait_until(end.done, "the end of the thread", STOP_TIMEOUT_S)
+        end.result()
+
+
+@contextmanager
 def serve(path: Path, clock: Clock | None = None, settings: Mapping[str, Any] | None = None) -> Iterator[Connection]:
     """Open a namespace, which is created if it does not exist, and serve it in this process.
 
@@ -267,12 +304,14 @@ def serve(path: Path, clock: Clock | None = None, settings: Mapping[str, Any] | 
         settings: the engine's settings, and defaults of topics and groups.
     """
     from lakemq.engine.client import connection
+    from lakemq.engine.client.consume import worker
     from lakemq.engine.namespace.config import load_config
     from lakemq.engine.namespace.namespace import open_namespace
     from lakemq.tables.storage.object_stores import local_files
 
     config = load_config(overrides={**QUICK_SETTINGS, **(settings or {})})
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "_POLL_MS", 20)  # a stop waits for the poll, and each test stops its worker
         if isinstance(clock, MovableClock):
             # Also objects that are there seem written now, so that none is removed before its time.
             written_ms = local_files._modified_ms_of

@@ -1,6 +1,8 @@
 """`lakemq.testing`: the fixtures give a namespace and its clock, and helpers say what they wait for."""
 
 # ruff: noqa: F401, F811  # fixtures are imported
+import threading
+
 import pyarrow as pa
 import pytest
 from unit.consuming import read_texts
@@ -19,6 +21,7 @@ from lakemq.testing import (
     mq_settings,
     read_all,
     read_dead_letters,
+    run_in_thread,
     serve,
     wait_until,
     wait_until_idle,
@@ -160,10 +163,45 @@ def test_a_wait_that_times_out_says_what_it_waited_for(mq: Connection, orders: s
         wait_until_idle(mq, "ship", 0)
 
 
+def test_a_thread_that_has_failed_raises_its_error_beside_that_of_the_test() -> None:
+    def fail(stop: threading.Event) -> None:
+        raise OSError("no printer")
+
+    with pytest.raises(OSError, match="no printer") as raised, run_in_thread(fail):
+        raise TimeoutError("Waited 10 s for an order.")
+    assert isinstance(raised.value.__context__, TimeoutError)
+
+
+def test_a_time_limit_of_a_worker_is_over_when_the_clock_advances(
+    mq: Connection,
+    orders: str,
+    mq_clock: MovableClock,
+) -> None:
+    tries: list[int] = []
+    goes_on = threading.Event()
+
+    def handle(message: Message) -> None:
+        tries.append(message.delivery_count)
+        if len(tries) == 1:
+            goes_on.wait(60)
+
+    mq.publish(orders, pa.table({"value": ["a"]}))
+
+    def run(stop: threading.Event) -> None:
+        mq.run_worker(handle, [orders], group="ship", time_limit_ms=HOUR_MS, backoff_ms=[0], stop=stop)
+
+    with run_in_thread(run):
+        wait_until(lambda: tries, "the first try")
+        mq_clock.advance(hours=1)
+        wait_until_idle(mq, "ship")
+        goes_on.set()
+    assert tries == [1, 2]
+
+
 @pytest.mark.extended
 def test_tests_of_the_page_pass_as_they_stand(pytester: pytest.Pytester) -> None:
     shop, *tests = read_blocks("testing.md", "python")
-    pytester.makepyfile(shop=shop, **{f"test_{number}": test for number, test in enumerate(tests)})
+    pytester.makepyfile(shop=shop, test_shop="\n\n".join(tests))
     pytester.makeconftest("import sys; assert not {'pyarrow', 'pyspark'} & sys.modules.keys()")
     result = pytester.runpytest_subprocess("-p", "lakemq.testing", timeout=100)
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=5)
