@@ -14,7 +14,7 @@ import typer
 from lakemq.jobs.commands.shared.context import get_session
 from lakemq.jobs.commands.shared.printing import show_activity
 from lakemq.jobs.commands.shared.times import from_millis, parse_duration, parse_past_option, to_millis
-from lakemq.jobs.output import Output, note, show
+from lakemq.jobs.output import Output, show
 from lakemq.jobs.process.native_memory import collect_rarely
 
 if TYPE_CHECKING:
@@ -147,10 +147,11 @@ def report(
 
     The tables show lag and rates of groups, who owned which partition at the end, what came into topics, handoffs, and
     who changed topics and groups. JSON is one object with all of them, CSV has the groups. The file also draws
-    throughput, latency of steps, lag of groups, lateness of delayed messages and owners over time, each with its query.
+    throughput, steps and their time, lag of groups in messages and in time, lateness of delayed messages and owners
+    over time, each with its query.
 
-    Rates, latency, lag and changes come from the journal, which reaches back for journal.retention.ms (an hour by
-    default); the rest for group.history.ms and delay.history.ms. Needs the extra sql, and for a file also report.
+    Rates, steps, lag and lateness come from the table samples, which reaches back for sample.retention.ms; changes for
+    journal.retention.ms; owners and handoffs for group.history.ms. Needs the extra sql, and for a file also report.
     """
     until_ms = _parse_until(until)
     since_ms = _parse_since(since, until_ms)
@@ -159,7 +160,7 @@ def report(
     from lakemq.jobs.reports.history import read_history
 
     session = get_session(ctx)
-    with session.connect() as mq, show_activity("reading the journal and the tables") as tell:
+    with session.connect() as mq, show_activity("reading the tables") as tell:
         history = read_history(mq, since_ms, until_ms)
         if file is not None:
             tell("drawing")
@@ -174,17 +175,15 @@ def report(
             "handoffs": history.handoffs.num_rows,
         }
         show([made], session.output, tuple(made))
-    if not history.is_in_journal:
-        note("rates and lag are known only as far back as the journal goes; journal.retention.ms keeps more")
 
 
 def _show_tables(history: History, output: Output) -> None:
     from lakemq.jobs.reports.history import list_tables
 
-    timeline, tables = history.timeline, list_tables(history)
+    tables = list_tables(history)
     summary = {
-        "since": from_millis(timeline.since_ms),
-        "until": from_millis(timeline.until_ms),
+        "since": from_millis(history.since_ms),
+        "until": from_millis(history.until_ms),
         "messages": history.message_count,
         "steps": history.step_count,
     }

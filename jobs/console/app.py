@@ -74,9 +74,9 @@ MENU = (
 )
 
 PAGES: dict[str, PageReader] = {
-    "/": PageReader(overview.read_overview),
+    "/": PageReader(overview.read_overview, ("minutes",)),
     "/topics": PageReader(topics.read_topics),
-    "/topic": PageReader(topics.read_topic, ("name", "keys")),
+    "/topic": PageReader(topics.read_topic, ("name", "keys", "minutes")),
     "/messages": PageReader(messages.read_messages, ("topic", "partition", "from", "key", "as", "isolation", "limit")),
     "/message": PageReader(messages.read_message, ("topic", "partition", "offset", "as")),
     "/groups": PageReader(groups.read_groups),
@@ -111,7 +111,6 @@ class WebApplication:
     def __init__(self, console: Console, registry: CollectorRegistry) -> None:
         self._console, self._registry = console, registry
         self._templates = make_templates()
-        self._style, self._icon = _read_static("console.css"), _read_static("icon.svg")
 
     def list_routes(self) -> list[Route]:
         """Return all addresses with what answers them."""
@@ -123,8 +122,7 @@ class WebApplication:
             Route("/metrics", make_endpoint(self._registry)),
             Route(guard.LOGIN, self._show_login),
             Route(guard.LOGIN, self._log_in, methods=["POST"]),
-            Route(guard.STYLE, lambda request: Response(self._style, media_type="text/css")),
-            Route(guard.ICON, lambda request: Response(self._icon, media_type="image/svg+xml")),
+            *(Route(path, _serve_file(path, media_type)) for path, media_type in guard.STATIC.items()),
         ]
 
     # -- pages that read --------------------------------------------------------------------------------
@@ -281,8 +279,9 @@ def _list_refresh_links(request: Request) -> list[Link]:
     return [Link(text, f"{target.path}?{target.query}") for text, target in links]
 
 
-def _read_static(name: str) -> str:
-    return files("lakemq.jobs.console").joinpath("static", name).read_text(encoding="utf-8")
+def _serve_file(path: str, media_type: str) -> Callable[[Request], Response]:
+    content = files("lakemq.jobs.console").joinpath(path.lstrip("/")).read_bytes()
+    return lambda request: Response(content, media_type=media_type)
 
 
 def _pick_inputs(change: Change, inputs: Inputs) -> dict[str, str]:

@@ -4,7 +4,8 @@
   machine (DNS rebinding), it could read the answers. So without a token, the Host header must name this machine.
 - With a token, a browser shows it in a cookie that only this console's own pages send (SameSite=Strict). The cookie is
   derived from the token and cannot be turned back into it.
-- Pages load nothing from elsewhere and run no script: the Content-Security-Policy says so to the browser.
+- Pages load nothing from elsewhere, and run only the files that draw charts: the Content-Security-Policy says so to the
+  browser. A script within a page does not run.
 """
 
 from __future__ import annotations
@@ -23,16 +24,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lakemq.jobs.console.console import ConsoleSettings, is_loopback
 
 SESSION_COOKIE = "lakemq_session"
-LOGIN, STYLE, ICON = "/login", "/static/console.css", "/static/icon.svg"
+LOGIN = "/login"
+STATIC = {
+    "/static/console.css": "text/css",
+    "/static/icon.svg": "image/svg+xml",
+    "/static/charts.js": "text/javascript",
+    "/static/uPlot.min.css": "text/css",
+    "/static/uPlot.iife.min.js": "text/javascript",
+}
+"""Files of the package and their types."""
 MAX_BODY_BYTES = 64 << 10
 MAX_TARGET_BYTES = 8 << 10
 _TOO_LARGE = f"The request is too large. At most {MAX_BODY_BYTES} bytes are read."
-OPEN_PATHS = (LOGIN, STYLE, ICON)
+OPEN_PATHS = (LOGIN, *STATIC)
 """Paths that need no token."""
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none';"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none';"
         " frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -91,15 +92,17 @@ def format_cell(value: Any) -> str:
     return escape_invisible(text if len(text) <= 1_000 else f"{text[:1_000]}...")
 
 
-# Charts as numbers for a small SVG template: bars over time, and bars of owners per partition.
+# A chart of owners as numbers for a small SVG template.
 
 
-WIDTH, HEIGHT = 720, 120
-"""The size of a chart in its own units; the page scales it to the width of the screen."""
+WIDTH = 720
+"""The width of the chart in its own units; the page scales it to the width of the screen."""
 
 _ROW_HEIGHT, _LABEL_WIDTH = 18, 140
 _COLOURS = 8
 """How many classes of colours the style sheet has."""
+_MOST_NUMBERS = 60
+"""Rows of the table beside a chart of lines."""
 
 
 @dataclass(frozen=True)
@@ -124,29 +127,6 @@ class Chart:
     width: int
     height: int
     labels: list[tuple[float, float, str, str]]
-
-
-def draw_bars(title: str, values: Sequence[tuple[str, float]], unit: str, are_rates: bool = False) -> Chart:
-    """Return a chart with one bar per value. values: (label, value), in order. are_rates: their sum means nothing."""
-    most = max((value for _, value in values), default=0)
-    step = WIDTH / max(1, len(values))
-    bars = [
-        Bar(
-            x=round(number * step + step * 0.1, 2),
-            y=round(HEIGHT - HEIGHT * value / most, 2),
-            width=round(step * 0.8, 2),
-            height=round(HEIGHT * value / most, 2),
-            title=f"{label}: {value:,g} {unit}",
-        )
-        for number, (label, value) in enumerate(values)
-        if value > 0
-    ]
-    bottom = HEIGHT + 14.0
-    labels = [(0.0, bottom, values[0][0], "start"), (float(WIDTH), bottom, values[-1][0], "end")] if values else []
-    total = sum(value for _, value in values)
-    summary = f"{total / max(1, len(values)):,.4g} on average" if are_rates else f"{total:,.10g} in all"
-    description = f"{title}: at most {most:,g} {unit}, {summary}"
-    return Chart(title, description, bars, WIDTH, HEIGHT + 20, labels)
 
 
 @dataclass(frozen=True)
@@ -239,6 +219,41 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class LineChart:
+    """Lines over time. lines: name -> a value for each time; NaN or None: there is none."""
+
+    kind: ClassVar[str] = "lines"
+    title: str
+    unit: str
+    times_ms: Sequence[float]
+    lines: Mapping[str, Sequence[float | None]]
+
+    @property
+    def shown(self) -> dict[str, list[float | None]]:
+        """The first lines, as many as there are colours."""
+        return {
+            escape_invisible(name): [None if value is None or value != value else round(value, 3) for value in values]
+            for name, values in [*self.lines.items()][:_COLOURS]
+        }
+
+    @property
+    def left_out(self) -> int:
+        return max(0, len(self.lines) - _COLOURS)
+
+    @property
+    def json(self) -> str:
+        """What the script draws: times in seconds."""
+        times_s = [time_ms / 1000 for time_ms in self.times_ms]
+        return json.dumps({"unit": self.unit, "times": times_s, "lines": self.shown})
+
+    @property
+    def table(self) -> Table:
+        """The newest numbers, for browsers without scripts."""
+        rows = [*zip(map(format_time, map(int, self.times_ms)), *self.shown.values(), strict=True)][::-1]
+        return Table(self.title, ("time", *self.shown), rows[:_MOST_NUMBERS])
+
+
+@dataclass(frozen=True)
 class Field:
     """An input of a form. choices: of a list to choose from; rows: of a text with several lines."""
 
@@ -293,7 +308,7 @@ class Actions:
     title: str = ""
 
 
-Part = Facts | Table | Picture | Form | TextBlock | Notice | Actions
+Part = Facts | Table | Picture | LineChart | Form | TextBlock | Notice | Actions
 
 
 @dataclass(frozen=True)
@@ -303,6 +318,11 @@ class Page:
     title: str
     parts: Sequence[Part]
     trail: Sequence[Link] = field(default_factory=tuple)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether a script has something to draw. Pages with payloads have no script."""
+        return any(isinstance(part, LineChart) for part in self.parts)
 
 
 # Tables and facts of records. Their columns are fields, with the names that the command has.

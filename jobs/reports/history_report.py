@@ -10,21 +10,9 @@ import numpy as np
 
 from lakemq.engine.namespace.extras import needs
 from lakemq.jobs.output import to_iso
-from lakemq.jobs.reports.history import (
-    APPENDED,
-    CHANGE_COLUMNS,
-    CHANGES,
-    CONSUMED,
-    HANDOFFS,
-    LAG,
-    LATENESS,
-    OWNERS,
-    STEPS,
-    History,
-    Numbers,
-    Row,
-)
+from lakemq.jobs.reports.history import CHANGE_COLUMNS, CHANGES, HANDOFFS, OWNERS, SAMPLED, History
 from lakemq.jobs.reports.report import Report
+from lakemq.jobs.reports.samples import Numbers, add_up
 
 with needs("report"):
     import plotly.graph_objects as go
@@ -35,7 +23,6 @@ COLORS = ("#2563a8", "#c2571a", "#2e7d4f", "#8b5fbf", "#b8860b", "#0f7b83", "#a3
 
 _MOST_LINES = len(COLORS)
 _MOST_GROUPS = 10
-_MOST_POINTS = 3_000
 _MOST_ROWS = 100
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -43,14 +30,13 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 def build_history_report(history: History, path: str) -> Report:
     """Return the report of a namespace's history, with its figures in reading order."""
-    since, until = (_to_time(ms) for ms in (history.timeline.since_ms, history.timeline.until_ms))
+    since, until = (_to_time(ms) for ms in (history.since_ms, history.until_ms))
     report = Report(
         "LakeMQ: what happened",
-        f"{path} from {to_iso(since)} to {to_iso(until)}. {_describe_reach(history)}",
+        f"{path} from {to_iso(since)} to {to_iso(until)}. As of step {history.step:,}.",
         _build_tiles(history),
     )
     add_throughput(report, history)
-    add_latency(report, history)
     add_steps(report, history)
     add_lag(report, history)
     add_lateness(report, history)
@@ -60,26 +46,14 @@ def build_history_report(history: History, path: str) -> Report:
     return report
 
 
-def _describe_reach(history: History) -> str:
-    began = history.journal_since_ms
-    if began is None:
-        return "The journal has no decision of this time, so rates, latency and lag are empty (journal.retention.ms)."
-    if not history.is_in_journal:
-        return f"The journal begins at {to_iso(_to_time(began))}: rates, latency and lag are known from then on."
-    return f"As of step {history.step:,}."
-
-
 def _build_tiles(history: History) -> list[tuple[str, str]]:
     lags = [float(lag[-1]) for lag in history.lag.values() if not np.isnan(lag[-1])]
-    late_ms = history.lateness["late_ms"].to_pylist()
-    highest = history.latencies.highest
     return [
         (f"{history.message_count:,}", "messages came into topics"),
         (f"{history.step_count:,}", "steps were decided"),
-        ("none" if highest is None else f"{highest:,.0f} ms", "longest from a message's timestamp to its step"),
+        (f"{np.nan_to_num(history.samples.step_p99_ms).max():,.0f} ms", "was the time of 99 of 100 steps at most"),
         (f"{max(lags, default=0):,.0f}", "largest lag of a group at the end"),
-        (f"{sum(history.lateness['messages'].to_pylist()):,}", "delayed messages were released"),
-        (f"{max(late_ms, default=0):,} ms", "latest of them"),
+        (f"{np.nan_to_num(history.samples.late_ms).max():,.0f} ms", "was a delayed message late at most"),
         (f"{history.handoffs.num_rows:,}", "hand-offs of partitions"),
     ]
 
@@ -87,85 +61,38 @@ def _build_tiles(history: History) -> list[tuple[str, str]]:
 def add_throughput(report: Report, history: History) -> None:
     """Add messages per second: into each topic, and out of it by each group."""
     lines = {
-        **{f"into {topic}": rates for topic, rates in history.appended.items()},
+        **{f"into {topic}": rates for topic, rates in history.produced.items()},
         **{f"by {group}": rates for group, rates in history.consumed.items()},
     }
-    dashed = {f"by {group}" for group in history.consumed}
-    report.add_section(
-        "Throughput",
-        "Messages per second that came into each topic, and offsets per second that each group committed or "
-        f"acknowledged (dashed). {_describe_left_out(lines)}",
-        figure=_draw_lines(history, lines, "messages per second", dashed),
-        source=_sources(history, APPENDED, CONSUMED),
+    text = (
+        "Offsets per second that each topic gave out, markers of transactions included, and that each group was done "
+        f"with (dashed). {_describe_left_out(lines)}"
     )
-
-
-def add_latency(report: Report, history: History) -> None:
-    """Add the time from a message's timestamp to its step."""
-    latencies = {"median": history.latencies.median, "99 of 100 batches": history.latencies.p99}
-    report.add_section(
-        "Latency of steps",
-        "From the newest timestamp of a published batch to the step that decided it, where the timestamp is less than "
-        "ten minutes old. It includes the time that the producer waited for more messages.",
-        figure=_draw_lines(history, latencies, "ms", markers=True),
-        source=_sources(history, APPENDED),
-    )
+    _add_lines(report, history, "Throughput", text, lines, "messages per second")
 
 
 def add_steps(report: Report, history: History) -> None:
-    """Add the steps per second."""
-    report.add_section(
-        "Steps",
-        "Steps per second. Without requests the sequencer decides few.",
-        figure=_draw_lines(history, {"steps": history.steps}, "steps per second"),
-        source=_sources(history, STEPS),
-    )
+    """Add the steps per second, and how long they took."""
+    text = "Steps per second. Without requests the sequencer decides few."
+    _add_lines(report, history, "Steps", text, {"steps": history.samples.steps}, "steps per second")
+    times = {"half of the steps": history.samples.step_p50_ms, "99 of 100 steps": history.samples.step_p99_ms}
+    text = "How long steps took at most, from taking letters to sending answers."
+    _add_lines(report, history, "Step time", text, times, "ms")
 
 
 def add_lag(report: Report, history: History) -> None:
-    """Add the lag of each group."""
-    by_size = dict(sorted(history.lag.items(), key=lambda item: -float(np.nan_to_num(item[1]).max())))
-    report.add_section(
-        "Lag",
-        "Offsets that were left for each group up to the end of the log, markers and open transactions included. "
-        f"It is computed back from the lag of step {history.step:,}. {_describe_left_out(by_size)}",
-        figure=_draw_lines(history, by_size, "offsets"),
-        source=_sources(history, LAG, APPENDED, CONSUMED),
-    )
+    """Add the lag of each group, in messages and in time."""
+    text = "Offsets that were left for each group, markers and open transactions included."
+    _add_lines(report, history, "Lag", f"{text} {_describe_left_out(history.lag)}", history.lag, "messages")
+    seconds = {group: ages / 1000 for group, ages in add_up(history.samples.lag_ms, by=1, largest=True).items()}
+    _add_lines(report, history, "Lag in time", "How long the oldest of these had been there.", seconds, "s")
 
 
 def add_lateness(report: Report, history: History) -> None:
-    """Add a point per released range of delayed messages, and a row per topic."""
-    rows = history.lateness.to_pylist()
-    chosen = np.linspace(0, max(len(rows) - 1, 0), min(len(rows), _MOST_POINTS)).astype(int)
-    by_topic: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_topic.setdefault(row["topic"], []).append(row)
-    points = [rows[index] for index in chosen]
-    figure = go.Figure(layout={"height": 280, "yaxis": {"title": "ms after it was due"}})
-    for color, topic in zip(COLORS, by_topic, strict=False):
-        shown = [row for row in points if row["topic"] == topic]
-        times, late_ms = [row["ended_at"] for row in shown], [row["late_ms"] for row in shown]
-        figure.add_scatter(name=topic, x=times, y=late_ms, mode="markers", marker={"size": 6, "color": color})
-    report.add_section(
-        "Lateness of delayed messages",
-        "How long after the last due time of a range of messages its last message was released.",
-        figure=_with_time_axis(figure, history),
-        table=list_records(
-            "Lateness",
-            [_summarize_lateness(topic, ranges) for topic, ranges in sorted(by_topic.items())],
-            "topic, messages, mean_late_ms, most_late_ms",
-            has_links=False,
-        ),
-        source=_sources(history, LATENESS),
-    )
-
-
-def _summarize_lateness(topic: str, ranges: Sequence[Mapping[str, Any]]) -> Row:
-    count = sum(range_["messages"] for range_ in ranges)
-    weighted_ms = sum(range_["messages"] * range_["late_ms"] for range_ in ranges)
-    most_ms = max(range_["late_ms"] for range_ in ranges)
-    return {"topic": topic, "messages": count, "mean_late_ms": round(weighted_ms / count, 1), "most_late_ms": most_ms}
+    """Add how late delayed messages were released."""
+    text = "How long after its due time a delayed message was released at most."
+    lines = {"latest message": history.samples.late_ms}
+    _add_lines(report, history, "Lateness of delayed messages", text, lines, "ms after it was due")
 
 
 def add_owners(report: Report, history: History) -> None:
@@ -173,7 +100,7 @@ def add_owners(report: Report, history: History) -> None:
     by_group: dict[str, list[dict[str, Any]]] = {}
     for row in history.owners.to_pylist():
         by_group.setdefault(row["group"], []).append(row)
-    until = _to_time(history.timeline.until_ms)
+    until = _to_time(history.until_ms)
     busiest = sorted(by_group, key=lambda group: -len(by_group[group]))[:_MOST_GROUPS]
     for group in sorted(busiest):
         rows = by_group[group]
@@ -248,23 +175,18 @@ def add_changes(report: Report, history: History) -> None:
     )
 
 
-def _draw_lines(
-    history: History,
-    lines: Mapping[str, Numbers],
-    title: str,
-    dashed: set[str] | frozenset[str] = frozenset(),
-    markers: bool = False,
-) -> go.Figure:
-    times = [_to_time(float(ms)) for ms in history.timeline.ends_ms]
-    layout = {"height": 300, "showlegend": True, "yaxis": {"title": title, "rangemode": "tozero"}}
+def _add_lines(
+    report: Report, history: History, title: str, text: str, lines: Mapping[str, Numbers], unit: str
+) -> None:
+    times = [_to_time(float(ms)) for ms in history.samples.edges_ms[1:]]
+    layout = {"height": 300, "showlegend": True, "yaxis": {"title": unit, "rangemode": "tozero"}}
     figure = go.Figure(layout=layout)
     for index, (name, values) in enumerate(list(lines.items())[:_MOST_LINES]):
-        line = {"color": COLORS[index], "dash": "dash" if name in dashed else "solid"}
+        line = {"color": COLORS[index], "dash": "dash" if name.startswith("by ") else "solid"}
         # NaN is a gap of the line: JSON has no number for it.
         shown = [None if np.isnan(value) else round(float(value), 3) for value in values]
-        mode = "lines+markers" if markers else "lines"
-        figure.add_scatter(name=name, x=times, y=shown, mode=mode, line=line, marker={"size": 4})
-    return _with_time_axis(figure, history)
+        figure.add_scatter(name=name, x=times, y=shown, mode="lines+markers", line=line, marker={"size": 4})
+    report.add_section(title, text, figure=_with_time_axis(figure, history), source=_sources(history, SAMPLED))
 
 
 def _describe_left_out(lines: Mapping[str, Numbers]) -> str:
@@ -273,7 +195,7 @@ def _describe_left_out(lines: Mapping[str, Numbers]) -> str:
 
 
 def _with_time_axis(figure: go.Figure, history: History) -> go.Figure:
-    ends = [_to_time(history.timeline.since_ms), _to_time(history.timeline.until_ms)]
+    ends = [_to_time(history.since_ms), _to_time(history.until_ms)]
     return figure.update_xaxes(type="date", range=ends)
 
 
@@ -282,5 +204,5 @@ def _to_time(ms: float) -> datetime:
 
 
 def _sources(history: History, *queries: str) -> str:
-    times = {"since_ms": history.timeline.since_ms, "until_ms": history.timeline.until_ms}
+    times = {"since_ms": history.since_ms, "until_ms": history.until_ms}
     return ";\n\n".join(query.format(**times) for query in queries)

@@ -23,6 +23,18 @@ ADDRESSES = [
 ]
 _LOOKS = 60
 
+_FIND_LINE = """(() => {
+  const { ctx, bbox, series } = document.querySelector("figure").plot;
+  const colour = series[1].stroke().match(/[0-9a-f]{2}/g).map((digits) => parseInt(digits, 16));
+  const { data, width } = ctx.getImageData(bbox.left, bbox.top, bbox.width, bbox.height);
+  const columns = [];
+  for (let i = 0; i < data.length; i += 4) {
+    if (colour.every((part, n) => data[i + n] === part)) columns.push((i / 4) % width);
+  }
+  return [Math.min(...columns), Math.max(...columns)];
+})()"""
+"""Returns the first and the last column of the first chart that have the colour of its first line."""
+
 
 @pytest.fixture(scope="module")
 def visitor(busy: BusyNamespace) -> Iterator[Browser]:
@@ -49,6 +61,19 @@ def test_a_hostile_payload_is_text(busy: BusyNamespace, visitor: Browser, tab: T
         tab.open(visitor.address + address)
         assert HOSTILE in tab.evaluate("document.body.textContent")
         assert tab.evaluate("document.scripts.length + document.images.length") == 0
+
+
+def test_a_chart_has_a_line_and_named_axes(visitor: Browser, tab: Tab) -> None:
+    for width in (1280, 390):
+        tab.emulate(width, 900)
+        tab.open(f"{visitor.address}/")
+        labels = "[...document.querySelectorAll('figure')].map(({ plot }) => plot.axes.map(({ label }) => label))"
+        units = ["messages/s", "messages/s", "messages", "s", "steps/s", "ms", "ms"]
+        assert tab.evaluate(labels) == [["time (UTC)", unit] for unit in units]
+        assert "payments" in tab.evaluate("document.querySelector('figure .u-legend').innerText")
+        left, right = tab.evaluate(_FIND_LINE)
+        assert right - left > 100, "points from the left to the right"
+    tab.emulate(1280, 900)
 
 
 def test_pages_fit_a_phone_in_both_colours(visitor: Browser, tab: Tab) -> None:

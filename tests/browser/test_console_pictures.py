@@ -25,6 +25,7 @@ PICTURES = {
     "console-overview-light": ("/", "light"),
     "console-overview-dark": ("/", "dark"),
     "console-group-light": (make_link("/group", name=WORKERS), "light"),
+    "console-charts-light": ("/", "light"),
     "console-history-dark": ("/history", "dark"),
 }
 """Name of a picture -> address of the page, and the colours that the system asks for."""
@@ -57,6 +58,8 @@ def test_a_picture_shows_the_page(visitor: Browser, tab: Tab, name: str) -> None
     tab.emulate(WIDTH, HEIGHT, scheme)
     tab.open(visitor.address + address)
     assert READERS in tab.evaluate("document.body.innerText") or WORKERS in tab.evaluate("document.body.innerText")
+    if "charts" in name:
+        tab.evaluate("document.querySelectorAll('figure')[1].previousElementSibling.scrollIntoView()")
     picture = tab.photograph()
     assert read_size(picture) == (WIDTH, HEIGHT)
     assert len(picture) < MOST_BYTES

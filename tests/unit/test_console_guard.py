@@ -65,7 +65,7 @@ def test_every_answer_has_the_security_headers() -> None:
     policy = SECURITY_HEADERS["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    assert "script-src" not in policy
+    assert "script-src 'self';" in policy
 
 
 def test_console_with_a_token_shows_nothing_without_it() -> None:

@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 from unit.served import read_objects, served, until
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace import progress
 from lakemq.jobs.cli import app
+from lakemq.jobs.reports import samples
 from lakemq.jobs.reports.history import History, read_history
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -25,8 +27,16 @@ MESSAGES = 40
 
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    """A namespace with messages, groups of two protocols of which one hands over, and a delayed message."""
-    with served(tmp_path_factory.mktemp("history"), **{"project.interval.ms": 200}) as mq:
+    """A namespace with messages, groups of two protocols of which one hands over, and a delayed message.
+
+    Its samples come every tenth of a second.
+    """
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        served(tmp_path_factory.mktemp("history"), **{"project.interval.ms": 200}) as mq,
+    ):
+        for module in (progress, samples):
+            patch.setattr(module, "MINUTE_MS", 100)
         mq.topics.create("orders", 2)
         mq.topics.create("reminders")
         for group, protocol in (("cooperative", "cooperative"), ("queue", "queue")):
@@ -35,12 +45,19 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
         mq.publish("orders", pa.table({"value": [b"x"] * MESSAGES}))
         for group, protocol in (("cooperative", "cooperative"), ("queue", "queue")):
             consume(mq, group, protocol, MESSAGES // 2)
+        until(lambda: has_sample(mq, "queue", MESSAGES // 2))
         mq.publish("orders", pa.table({"value": [b"x"] * MESSAGES}))
         consume(mq, "queue", "queue", MESSAGES)
         mq.delayed.schedule("reminders", "r", delay_ms=200)
         until(lambda: sum(mq.end_offsets("reminders").values()) == 1)
         wait_for_projection(mq)
         yield mq
+
+
+def has_sample(mq: Connection, group: str, lag: int) -> bool:
+    """Let time pass, and return whether the group has a sample with this lag."""
+    mq.topics.alter("orders", {})
+    return bool(mq.sql(f"SELECT 1 FROM samples WHERE `group` = '{group}' AND lag = {lag}").num_rows)
 
 
 def wait_for_projection(mq: Connection) -> None:
@@ -68,23 +85,26 @@ def history(mq: Connection) -> History:
     return read_history(mq, now_ms - 600_000, now_ms)
 
 
-def total(history: History, rates: np.ndarray) -> float:
-    return float(rates.sum() * history.timeline.bucket_ms / 1000)
-
-
 def test_rates_add_up_to_what_is_in_the_log(history: History) -> None:
-    assert total(history, history.appended["orders"]) == pytest.approx(2 * MESSAGES)
-    assert total(history, history.appended["reminders"]) == pytest.approx(1)
+    count = history.samples.count
+    assert count([history.produced["orders"]]) == 2 * MESSAGES
+    assert count([history.produced["reminders"]]) == 1
     assert history.message_count == 2 * MESSAGES + 1
-    assert total(history, history.steps) == pytest.approx(history.step_count)
     assert history.step_count >= 10
-    assert total(history, history.consumed["queue"]) == pytest.approx(3 * MESSAGES // 2)
+    assert count([history.consumed["queue"]]) == MESSAGES, "since its first sample"
+    assert 0 <= np.nanmax(history.samples.late_ms) < 600_000
+
+
+def test_lag_in_time_is_the_age_of_the_oldest_message_that_is_left(history: History) -> None:
+    lag_s = history.samples.lag_ms["orders", "cooperative"] / 1000
+    assert 0 < lag_s[-1] < 600
+    assert np.nanmin(lag_s) >= 0
 
 
 def test_lag_ends_with_that_of_the_groups(mq: Connection, history: History) -> None:
     for group in ("cooperative", "queue"):
         assert history.lag[group][-1] == sum(partition.lag for partition in mq.groups.lag(group))
-    assert history.lag["queue"][0] == 0, "before the first message"
+    assert np.isnan(history.lag["queue"][0]), "before the group existed"
 
 
 def test_owners_and_handoffs_are_those_of_the_groups(mq: Connection, history: History) -> None:
@@ -102,9 +122,10 @@ def test_the_command_writes_one_page_that_loads_nothing(mq: Connection, tmp_path
     assert page.loads == []
     assert page.headings == [
         "Throughput",
-        "Latency of steps",
         "Steps",
+        "Step time",
         "Lag",
+        "Lag in time",
         "Lateness of delayed messages",
         "Ownership: cooperative",
         "Ownership: queue",
@@ -117,7 +138,7 @@ def test_the_command_writes_one_page_that_loads_nothing(mq: Connection, tmp_path
 
 
 def test_report_in_a_terminal_agrees_with_the_history(mq: Connection, history: History) -> None:
-    span = [str(history.timeline.since_ms), str(history.timeline.until_ms)]
+    span = [str(history.since_ms), str(history.until_ms)]
     arguments = ["--path", mq.namespace.path, "report", "--since", span[0], "--until", span[1], "--output"]
     shown = {
         output: CliRunner().invoke(app, [*arguments, output], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from lakemq.jobs.console.changes import offer_change, read_choice, read_number, read_text
@@ -13,12 +13,11 @@ from lakemq.jobs.console.parts import (
     Facts,
     Field,
     Form,
+    LineChart,
     Link,
     Notice,
     Page,
     Part,
-    Picture,
-    draw_bars,
     format_time,
     list_records,
     make_link,
@@ -76,18 +75,16 @@ def _draw_due_times(console: Console) -> list[Part]:
     def draw() -> list[Part]:
         rows = console.run_sql(_DUE_SOON.format(begin_ms=begin_ms, end_ms=end_ms, most=_MOST_NEXT)).rows
         counts = {minute: messages for minute, messages, *_ in rows if minute is not None}
-        minutes = [
-            (f"{begin + timedelta(minutes=minute):%H:%M} UTC", float(counts.get(minute, 0)))
-            for minute in range(_MINUTES + 1)  # the first and the last one are parts of minutes
-        ]
-        hours = [(f"{hour:%Y-%m-%d %H}:00 UTC", float(count)) for hour, count in console.read_rows(_PER_HOUR)]
+        # the first and the last one are parts of minutes
+        minutes = {begin_ms + 60_000 * minute: counts.get(minute, 0) for minute in range(_MINUTES + 1)}
+        hours = {1000 * hour.timestamp(): count for hour, count in console.read_rows(_PER_HOUR)}
         names = ("topic", "partition", "key", "deliver_at", "state")
         following = [dict(zip(names, row, strict=True)) for _, _, *row in rows if row[0] is not None]
-        total = int(sum(count for _, count in minutes))
+        total = sum(minutes.values())
         return [
             Notice(f"{total:,} messages are due within the next hour, or overdue, as of the last projection."),
-            Picture(draw_bars("Due per minute, next hour", minutes, "messages")),
-            Picture(draw_bars("Due per hour, of hours with messages", hours, "messages")),
+            LineChart("Due per minute, next hour", "messages", [*minutes], {"due": [*minutes.values()]}),
+            LineChart("Due per hour, of hours with messages", "messages", [*hours], {"due": [*hours.values()]}),
             list_records("Due next", following, ", ".join(names)),
         ]
 

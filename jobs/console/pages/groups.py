@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from lakemq.jobs.commands.topics import list_settings
-from lakemq.jobs.console.changes import offer_change, read_number, read_text
+from lakemq.jobs.console.changes import offer_change, read_text
 from lakemq.jobs.console.console import Console, quote_sql
+from lakemq.jobs.console.pages.charts import draw_groups, offer_ranges, read_last, read_minutes
 from lakemq.jobs.console.pages.queries import draw_or_explain
 from lakemq.jobs.console.parts import (
     Actions,
@@ -58,7 +59,7 @@ def read_groups(console: Console, inputs: Mapping[str, Any]) -> Page:
 
 def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the page of one group."""
-    name, minutes = read_text(inputs, "name"), read_number(inputs, "minutes", 30, low=1, high=7 * 24 * 60)
+    name, minutes = read_text(inputs, "name"), read_minutes(inputs)
     with console.observer.look() as observation:
         groups = observation.groups
         info, lags = groups.describe(name), groups.lag(name)
@@ -71,6 +72,8 @@ def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
         list_facts("Group", info, _FACTS),
         _list_partitions(lags, assignments),
         list_records("Members", members, _MEMBERS, "The group has no members now."),
+        offer_ranges("/group", name=name),
+        *draw_groups(read_last(console, minutes, group=name), by=0),
         *_draw_owners(console, name, minutes),
         *_list_handoffs(console, name),
         list_records("Settings", list_settings(info), "setting, value, set"),

@@ -1,16 +1,19 @@
-"""The overview: is the sequencer alive, what waits, what lags, and the last hour as charts. And the doctor's page."""
+"""The overview: is the sequencer alive, what waits, what lags, and charts. And the doctor's page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pyarrow.compute as pc
-
-from lakemq.engine.namespace.store_errors import store_errors
 from lakemq.jobs.console.console import Console
-from lakemq.jobs.console.pages.queries import draw_or_explain
+from lakemq.jobs.console.pages.charts import (
+    draw_groups,
+    draw_sequencer,
+    draw_topics,
+    offer_ranges,
+    read_last,
+    read_minutes,
+)
 from lakemq.jobs.console.parts import (
     Facts,
     Form,
@@ -18,19 +21,13 @@ from lakemq.jobs.console.parts import (
     Notice,
     Page,
     Part,
-    Picture,
     Table,
-    draw_bars,
     format_length,
     list_records,
 )
 from lakemq.jobs.doctor.namespace import FreeSpace, describe_free_space, read_free_space
 from lakemq.jobs.status import MINUTES
-from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.topics import SEGMENTS
-from lakemq.tables.storage.delta.store import Store
 
-_CHART_MINUTES = 60
 _MOST_GROUPS = 10
 _MOST_WAITS = 2
 """How many sentences about a group the overview shows: its own page has all."""
@@ -39,6 +36,7 @@ _MOST_WAITS = 2
 def read_overview(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the first page."""
     figures, space = read_figures(console), read_free_space(console.mq.namespace.files)
+    samples = read_last(console, read_minutes(inputs))
     return Page(
         "Overview",
         [
@@ -46,7 +44,10 @@ def read_overview(console: Console, inputs: Mapping[str, Any]) -> Page:
             _describe_sequencer(figures, space),
             _describe_work(figures),
             _list_lags(console),
-            *_draw_last_hour(console),
+            offer_ranges("/"),
+            *draw_topics(samples),
+            *draw_groups(samples),
+            *draw_sequencer(samples),
         ],
     )
 
@@ -151,47 +152,6 @@ def _list_lags(console: Console) -> Table:
         "There is no group yet.",
         waits_for=lambda group: "; ".join(group.waits_for[:_MOST_WAITS]),
     )
-
-
-def _draw_last_hour(console: Console) -> list[Part]:
-    begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=_CHART_MINUTES - 1)
-
-    def draw() -> list[Part]:
-        since_ms = int(begin.timestamp() * 1000)
-        counts = count_by_minute(console.mq.namespace.store, since_ms)
-        labels = [(minute, f"{begin + timedelta(minutes=minute):%H:%M} UTC") for minute in range(_CHART_MINUTES)]
-        messages = [(label, float(counts.get(minute, (0, 0))[1])) for minute, label in labels]
-        steps = [(label, float(counts.get(minute, (0, 0))[0])) for minute, label in labels]
-        return [
-            Picture(draw_bars("Messages per minute, last hour", messages, "messages")),
-            Picture(draw_bars("Steps per minute, last hour", steps, "steps")),
-        ]
-
-    return draw_or_explain("The last hour", draw)
-
-
-def count_by_minute(store: Store, since_ms: int) -> dict[int, tuple[int, int]]:
-    """Return minute since `since_ms` -> how many steps were decided in it, and how many messages they added.
-
-    It reads five columns of two tables, and only the files of the last hour. SQL opens all tables and makes all
-    views, which takes several times longer on every refresh.
-
-    Raises:
-        StorageError, NewerFormat, TableDamaged: the tables cannot be read.
-    """
-    with store_errors():
-        decided = store.open(JOURNAL).read(("step", "decided_at_ms"), decided_at_ms=(since_ms, None))
-        steps = decided.group_by("step").aggregate([("decided_at_ms", "min")])
-        if not steps.num_rows:
-            return {}
-        # opened after the journal, so that the segments of all its steps are there
-        first_step = pc.min(steps.column("step")).as_py()
-        data = store.open(SEGMENTS).read(("step", "record_count"), pc.field("kind") == "data", step=(first_step, None))
-    added = data.group_by("step").aggregate([("record_count", "sum")])
-    minutes = pc.divide(pc.subtract(steps.column("decided_at_ms_min"), since_ms), 60_000)
-    counts = steps.append_column("minute", minutes).join(added, "step").group_by("minute")
-    rows = counts.aggregate([("step", "count"), ("record_count_sum", "sum")]).to_pylist()
-    return {row["minute"]: (row["step_count"], row["record_count_sum_sum"] or 0) for row in rows}
 
 
 # The doctor's findings: problems of this machine and of the namespace, and how to mend them.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import LakeMQError, MissingExtra
-from lakemq.jobs.commands.shared.times import from_millis, parse_past_moment, to_millis
+from lakemq.jobs.commands.shared.times import parse_past_moment, to_millis
 from lakemq.jobs.console.changes import BadInput, read_number, read_text
 from lakemq.jobs.console.console import Console, NotPossible
+from lakemq.jobs.console.pages.charts import draw_groups, draw_sequencer, draw_topics
 from lakemq.jobs.console.parts import (
     Facts,
     Field,
@@ -19,9 +20,7 @@ from lakemq.jobs.console.parts import (
     Notice,
     Page,
     Part,
-    Picture,
     Table,
-    draw_bars,
     format_cell,
     format_time,
     list_facts,
@@ -34,7 +33,7 @@ from lakemq.tables.storage.delta.store import NewerTable, NotATable
 from lakemq.tables.views import VIEWS
 
 if TYPE_CHECKING:
-    from lakemq.jobs.reports.history import History, Numbers
+    from lakemq.jobs.reports.history import History
     from lakemq.tables.specs.spec import TableSpec
 
 
@@ -69,7 +68,7 @@ def read_history_page(console: Console, inputs: Mapping[str, Any]) -> Page:
     def draw() -> list[Part]:
         from lakemq.jobs.reports.history import read_history
 
-        return _show(read_history(console.mq, until_ms - 60_000 * minutes, until_ms))
+        return _show(read_history(console.mq, until_ms - 60_000 * minutes, until_ms, console.observer))
 
     return Page("History", [*parts, *draw_or_explain("The history", draw)])
 
@@ -85,28 +84,24 @@ def _read_until_ms(text: str) -> int:
 def _show(history: History) -> list[Part]:
     from lakemq.jobs.reports.history import list_tables
 
-    timeline = history.timeline
-    began_ms = history.journal_since_ms
-    journal = "nothing of this time" if began_ms is None else f"decisions since {format_time(began_ms)}"
     tables = {
         name: list_records(_TITLES[name], rows[:_MOST_ROWS], ", ".join(columns), _NONE[name])
         for name, columns, rows in list_tables(history)
     }
     return [
-        *_warn_of_forgotten_times(history),
         Facts(
             "In this time",
             [
-                ("from", format_time(timeline.since_ms)),
-                ("until", format_time(timeline.until_ms)),
+                ("from", format_time(history.since_ms)),
+                ("until", format_time(history.until_ms)),
                 ("messages", history.message_count),
                 ("steps", history.step_count),
-                ("the journal has", journal),
             ],
         ),
         *(tables.pop(name) for name in ("groups", "owners", "topics")),
-        _draw_rate("Messages per second", history, _add_up(history.appended.values(), len(timeline.ends_ms))),
-        _draw_rate("Steps per second", history, history.steps.tolist()),
+        *draw_topics(history.samples),
+        *draw_groups(history.samples),
+        *draw_sequencer(history.samples),
         *tables.values(),
     ]
 
@@ -125,27 +120,6 @@ _NONE = {
     "handoffs": "No partition moved.",
     "changes": "No client changed topics, groups or offsets.",
 }
-
-
-def _add_up(series: Iterable[Numbers], length: int) -> list[float]:
-    """Return the sum of the series, point by point."""
-    sums = [0.0] * length
-    for rates in series:
-        sums = [before + rate for before, rate in zip(sums, rates.tolist(), strict=True)]
-    return sums
-
-
-def _warn_of_forgotten_times(history: History) -> list[Part]:
-    if history.is_in_journal:
-        return []
-    text = "Rates and lag are known only as far back as the journal goes. Raise journal.retention.ms to keep more."
-    return [Notice(f"{text} Owners and handoffs reach back for group.history.ms.")]
-
-
-def _draw_rate(title: str, history: History, rates: Sequence[float]) -> Picture:
-    labels = [from_millis(int(end_ms)) for end_ms in history.timeline.ends_ms]
-    bars = [(f"{label:%H:%M:%S} UTC", rate) for label, rate in zip(labels, rates, strict=True)]
-    return Picture(draw_bars(title, bars, "per second", are_rates=True))
 
 
 # The tables of the namespace, and a box for read-only SQL over them.

@@ -9,6 +9,7 @@ from lakemq.jobs.commands.topics import list_partitions, list_schemas, list_sett
 from lakemq.jobs.commands.transactions import STATES
 from lakemq.jobs.console.changes import offer_change, read_choice, read_text
 from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.pages.charts import draw_groups, draw_topics, offer_ranges, read_last, read_minutes
 from lakemq.jobs.console.parts import (
     Actions,
     Field,
@@ -17,9 +18,7 @@ from lakemq.jobs.console.parts import (
     Notice,
     Page,
     Part,
-    Picture,
     Table,
-    draw_bars,
     list_facts,
     list_records,
     make_link,
@@ -28,10 +27,6 @@ from lakemq.jobs.output import format_size
 
 if TYPE_CHECKING:
     from lakemq.engine.client.transactions.operations import TransactionInfo
-
-
-_MOST_BARS = 200
-"""How many partitions the picture of a topic shows."""
 
 
 def read_topics(console: Console, inputs: Mapping[str, Any]) -> Page:
@@ -63,7 +58,7 @@ def read_topic(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the page of one topic."""
     name = read_text(inputs, "name")
     topic = console.mq.topics.describe(name)
-    offsets = [end - first for first, end in zip(topic.beginning_offsets, topic.end_offsets, strict=True)]
+    samples = read_last(console, read_minutes(inputs), topic=name)
     parts: list[Part] = [
         Actions(
             [
@@ -76,11 +71,9 @@ def read_topic(console: Console, inputs: Mapping[str, Any]) -> Page:
             {**vars(topic), "offset_count": topic.offset_count, "size_bytes": read_sizes(console).get(name)},
             "topic_id, partitions, offset_count, size_bytes, subscriptions",
         ),
-        Picture(
-            draw_bars(
-                "Offsets per partition", [(f"partition {p}", n) for p, n in enumerate(offsets[:_MOST_BARS])], "offsets"
-            )
-        ),
+        offer_ranges("/topic", name=name),
+        *draw_topics(samples),
+        *draw_groups(samples),
         list_records(
             "Partitions",
             list_partitions(topic),
