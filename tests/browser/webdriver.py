@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from lakemq.testing import wait_until
+
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 _FLAGS = [
@@ -48,7 +50,10 @@ class Tab:
 
     def click(self, selector: str) -> None:
         """Click an element, and wait for the page that follows."""
+        self.evaluate("window.isLeft = true")
         self._send(f"element/{self._find(selector)}/click")
+        # the driver itself does not wait for the answer to a form that takes long
+        wait_until(lambda: self.evaluate("!window.isLeft && document.readyState === 'complete'"), "the page", 200)
 
     def fill(self, selector: str, text: str) -> None:
         """Type a text into an element."""
