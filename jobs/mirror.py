@@ -149,7 +149,7 @@ class KafkaCluster:
         return {(tp.topic(), tp.partition()): committed[tp].offset() for tp in committed if committed[tp] is not None}
 
 
-class _MirrorStopped(Exception):
+class _StopRequested(Exception):
     """The mirror is told to stop, and begins no further batch."""
 
 
@@ -185,11 +185,11 @@ class Mirror:
             "records": self._copied,
             "lag": self._count_lag(topics),
             "groups": translated,
-            "groups_left": left,
+            "groups_refused": left,
         }
 
     def _create_topics(self) -> dict[str, int]:
-        """Create what is missing of the topics and their partitions. Returns topic -> number of partitions."""
+        """Create missing topics and partitions. Returns topic -> number of partitions."""
         topics = self._cluster.list_topics(self._topics)
         if not topics:
             raise UnknownTopicOrPartition("No topic of Kafka matches.", found=self._options.topics)
@@ -204,7 +204,7 @@ class Mirror:
         return topics
 
     def _count_lag(self, topics: Mapping[str, int]) -> int:
-        """Return how many offsets of Kafka are not copied. Raises IllegalState: what is there does not continue it."""
+        """Return how many offsets of Kafka are not copied. Raises IllegalState: they do not continue those copied."""
         firsts, ends = self._cluster.read_bounds(topics)
         copied, planned, lag = self._read_offsets("commits"), self._read_offsets("offsets"), 0
         for tp, end in ends.items():
@@ -217,8 +217,8 @@ class Mirror:
                 )
             if position is not None and position > end:
                 raise IllegalState(
-                    "The partition ends before what was copied: the topic was created again in Kafka. Mirror it into"
-                    " another namespace, or delete the copy and mirror it with another --name.",
+                    "The partition ends before the copied messages: the topic was created again in Kafka. Delete the"
+                    " copy and mirror it with another --name, or into another namespace.",
                     found=f"{tp[0]}-{tp[1]} ends at {end}",
                     expected=f"at least {position}",
                 )
@@ -242,7 +242,7 @@ class Mirror:
 
         def publish(batch: DataFrame, stream_id: str, number: int) -> PublishedRows:
             if stop.is_set():
-                raise _MirrorStopped
+                raise _StopRequested
             log.info("batch %d of %s: %d offsets behind Kafka", number, self._options.name, self._count_lag(topics))
             application = ApplicationVersion(stream_id, number, self._options.name)
             publisher = self._mq.spark_publisher()
@@ -251,7 +251,7 @@ class Mirror:
         stream = SourceStream(self._mq, self._options.name, publish, self._checkpoint, crash.from_environment())
         try:
             stream.publish_available(self._read_topics(topics))
-        except _MirrorStopped:
+        except _StopRequested:
             pass
         finally:
             self._copied += stream.record_count
@@ -280,7 +280,7 @@ class Mirror:
         return rows.select("topic", "partition", "key", "value", headers, "timestamp")
 
     def _translate_groups(self, topics: Mapping[str, int]) -> tuple[int, int]:
-        """Commit the places of groups. Returns how many groups were translated, and how many were left as they are."""
+        """Commit the places of groups. Returns how many groups were translated, and how many were refused."""
         translated = left = 0
         for group in self._cluster.list_groups(self._groups):
             committed = {tp: at for tp, at in self._cluster.read_group_offsets(group).items() if tp[0] in topics}
@@ -292,7 +292,7 @@ class Mirror:
             except RequestTimedOut:
                 raise
             except LakeMQError as error:
-                log.warning("Group %s is left as it is: %s", group, error)
+                log.warning("Group %s is not translated: %s", group, error)
                 left += 1
         return translated, left
 
@@ -319,15 +319,16 @@ class Mirror:
 
 
 def find_copy(mq: Connection, topic: str, partition: int, kafka_offset: int) -> int:
-    """Return the offset of the first message that is no copy from before an offset of Kafka; the end if all are.
+    """Return where a group continues that has committed this offset in Kafka.
 
-    A partition of Kafka is copied in order, so the copies are ascending by their offsets in Kafka, with gaps. At most
-    as many copies as offsets lie between two of them, which bounds the search.
+    That is at the first message whose offset in Kafka is not lower, or that was not copied; at the end if there is
+    none. Copies are ascending by their offsets in Kafka, with gaps. From one copy to another there are at most as many
+    messages as offsets in Kafka, which bounds the search; without gaps there is nothing to search.
     """
 
     @cache
     def read_next(offset: int) -> tuple[int, int]:
-        """Return offset and Kafka's offset of the first message from here on; _NO_COPY if there is none of Kafka."""
+        """Return offset and Kafka's offset of the first message from here on; _NO_COPY: it was not copied."""
         fetched = mq.fetch(topic, start={partition: offset}, partitions=[partition], include_expired=True)
         table = next(fetched.pieces(limit=1), None)
         if table is None or not table.num_rows:

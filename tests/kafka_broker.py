@@ -1,6 +1,5 @@
 """A real Kafka for tests. Its jars come from Maven once, and stay in the user's cache folder."""
 
-import base64
 import subprocess
 import time
 import uuid
@@ -16,6 +15,7 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from lakemq.jobs import jars
 
 VERSION = "4.3.1"
+CLUSTER_ID = "bGFrZW1xJ3MgY2x1c3Rlcg"
 PYSPARK = Path(pyspark.__file__).parent
 
 _POM = f"""\
@@ -177,9 +177,8 @@ def serve_kafka(folder: Path) -> Iterator[Kafka]:
     classpath = f"{jar_folder}/*"
     properties = folder / "server.properties"
     properties.write_text(_PROPERTIES.format(folder=folder, port=port, controller_port=controller_port))
-    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[:22]
     java = [jars.java_command(), "-Xmx400m", "-cp", classpath]
-    format_storage = [*java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties)]
+    format_storage = [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(properties)]
     subprocess.run(format_storage, check=True, timeout=120, capture_output=True)
     py4j_jar = next((PYSPARK / "jars").glob("py4j-*.jar"))
     with run_server([*java, "kafka.Kafka", str(properties)], port, folder):

@@ -164,7 +164,7 @@ def test_killed_mirror_copies_all_once_and_groups_continue_where_they_were(kafka
     done = subprocess.run(
         [*command, "--output", "json"], capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=True
     )
-    assert json.loads(done.stdout) == {"topics": 3, "records": 20, "lag": 0, "groups": 3, "groups_left": 0}
+    assert json.loads(done.stdout) == {"topics": 3, "records": 20, "lag": 0, "groups": 3, "groups_refused": 0}
     check_copies(mq, kafka)
     assert read_unread(mq, "behind") == list_uncommitted(kafka, groups["behind"])
     assert read_unread(mq, "done") == list_uncommitted(kafka, groups["done"]) != []
