@@ -334,8 +334,8 @@ def find_copy(mq: Connection, topic: str, partition: int, kafka_offset: int) -> 
         if table is None or not table.num_rows:
             return end, _NO_COPY
         headers = table.column("headers")[0].as_py() or ()
-        numbers = [int(header["value"]) for header in headers if header["key"] == OFFSET_HEADER]
-        return table.column("offset")[0].as_py(), numbers[-1] if numbers else _NO_COPY
+        numbers = [header["value"] for header in headers if header["key"] == OFFSET_HEADER]
+        return table.column("offset")[0].as_py(), int(numbers[-1]) if numbers else _NO_COPY
 
     low, end = mq.beginning_offsets(topic)[partition], mq.end_offsets(topic)[partition]
     if low == end:
