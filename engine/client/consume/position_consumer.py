@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
 
 from ...protocol.errors import (
     FencedMemberEpoch,
@@ -183,21 +182,13 @@ class AssignedConsumer(PositionConsumer):
         self._parts.waiter.close()
 
 
-class FindBounds(Protocol):
-    """Returns the bounds of all partitions of some topics; newest=False: as of the step that was read last."""
-
-    def __call__(
-        self, topics: Iterable[str], isolation: Isolation, newest: bool = True
-    ) -> Mapping[TopicPartition, Bounds]: ...
-
-
 class AssignedPartitions:
     """The assigned partitions of one consumer, which holds its lock for every call."""
 
     def __init__(
         self,
         parts: ConsumerParts,
-        find_bounds: FindBounds,
+        find_bounds: Callable[[Iterable[str], Isolation, bool], Mapping[TopicPartition, Bounds]],
         topics: Sequence[str],
         assign: Sequence[TopicPartition],
         timeout_ms: int,
@@ -206,7 +197,8 @@ class AssignedPartitions:
 
         Args:
             parts: what the parts of the consumer share.
-            find_bounds: returns the bounds of all partitions of some topics, as of now.
+            find_bounds: returns the bounds of all partitions of some topics, as of the newest step; with False, as of
+                the step that was read last.
             topics: topics whose partitions are all read.
             assign: single partitions that are read.
             timeout_ms: how long to wait for committed offsets that an open transaction holds back.

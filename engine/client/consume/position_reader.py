@@ -42,12 +42,6 @@ class ReadPosition:
     is_group_start: bool = False
 
 
-class ReadBounds(Protocol):
-    """Returns bounds of partitions as of the newest step; newest=False: of the step that was read last."""
-
-    def __call__(self, newest: bool) -> Mapping[TopicPartition, Bounds]: ...
-
-
 class Positions:
     """The positions of a consumer, which holds its lock for every call. The partition read longest ago comes first.
 
@@ -55,18 +49,9 @@ class Positions:
     says.
     """
 
-    def __init__(
-        self,
-        group: str,
-        reset: Reset,
-        read_bounds: ReadBounds,
-        read_committed: Callable[[], Mapping[TopicPartition, OffsetCommit]],
-    ) -> None:
-        """read_bounds: returns the bounds of the consumer's partitions, and adds and drops positions as needed;
-        read_committed: returns the committed offsets of these partitions, and may wait for them.
-        """
-        self._group, self._reset = group, reset
-        self._read_bounds, self._read_committed = read_bounds, read_committed
+    def __init__(self, group: str, reset: Reset, partitions: Partitions) -> None:
+        """partitions: they add and drop positions as needed, when their bounds are read."""
+        self._group, self._reset, self._partitions = group, reset, partitions
         self.by_partition: dict[TopicPartition, ReadPosition] = {}
 
     def follow(self, bounds: Mapping[TopicPartition, Bounds], are_new: bool) -> None:
@@ -89,16 +74,16 @@ class Positions:
             IllegalState: `only` is not assigned.
             NoOffsetForPartition, OffsetOutOfRange: a position is unknown or not in the log, and the reset is `none`.
         """
-        bounds, asked_topic_ids = self._read_bounds(newest), dict[TopicPartition, int]()
+        bounds, asked_topic_ids = self._partitions.read_bounds(self, newest), dict[TopicPartition, int]()
         # Partitions may come, or belong to a topic that is created again, while the committed offsets are read.
         while any(asked_topic_ids.get(tp) != self.by_partition[tp].topic_id for tp in self._find_unknown(only)):
             asked_topic_ids = {tp: position.topic_id for tp, position in self.by_partition.items()}
-            for tp, commit in self._read_committed().items():
+            for tp, commit in self._partitions.read_offsets(list(self.by_partition)).items():
                 position = self.by_partition[tp]
                 if position.offset is None and commit.topic_id == position.topic_id:
                     position.offset = commit.offset
             # Read the bounds after the commits: another consumer may have read on and committed meanwhile.
-            bounds = self._read_bounds(newest=True)
+            bounds = self._partitions.read_bounds(self, newest=True)
         if only is not None:
             check_assignment(only, bounds)
         topic_partitions = bounds if only is None else [only]
@@ -276,7 +261,7 @@ class PositionReader:
         """
         parse_choice("auto_offset_reset", reset, ("earliest", "latest", "none"))
         self._parts, self._partitions = parts, partitions
-        self.positions = Positions(parts.group, reset, self.read_bounds, self.read_committed)
+        self.positions = Positions(parts.group, reset, partitions)
         self.paused_by_user: set[TopicPartition] = set()
         self._has_looked = False
         """Whether a poll has begun by looking for steps, and has not used yet what it found."""
