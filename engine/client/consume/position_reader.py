@@ -143,20 +143,9 @@ class UnseenPositions:
     other messages are handed out. The next poll goes on from its position.
     """
 
-    def __init__(
-        self,
-        batch: ConsumerBatch,
-        positions: Callable[[], dict[TopicPartition, ReadPosition]],
-        excluded: Callable[[], Container[TopicPartition]],
-    ) -> None:
-        """Move the positions back to where the poll began.
-
-        Args:
-            batch: the messages of the poll.
-            positions: returns the consumer's positions now.
-            excluded: returns the partitions that are not read now: paused, or being given up.
-        """
-        self._positions, self._excluded = positions, excluded
+    def __init__(self, batch: ConsumerBatch, reader: PositionReader) -> None:
+        """Move the positions back to where the poll of this batch began. reader: of the consumer."""
+        self._reader = reader
         self._ends, self._next = batch.offsets, batch.starts
         for tp, start in self._next.items():
             self._move(tp, start)
@@ -165,7 +154,7 @@ class UnseenPositions:
 
     def show(self, message: Message) -> bool:
         tp = (message.topic, message.partition)
-        if not self._is_in_step(tp) or tp in self._excluded():
+        if not self._is_in_step(tp) or tp in self._reader.find_exclusions():
             self._next.pop(tp, None)
             return False
         self._next[tp] = message.offset + 1
@@ -175,16 +164,16 @@ class UnseenPositions:
     def end(self) -> None:
         """Move the positions past the offsets at the end that hold no message for this reader."""
         for tp in self._next:
-            if self._is_in_step(tp) and tp not in self._excluded():
+            if self._is_in_step(tp) and tp not in self._reader.find_exclusions():
                 self._move(tp, self._ends[tp])
 
     def _is_in_step(self, tp: TopicPartition) -> bool:
         """Return whether the position is where this iteration has left it."""
-        position = self._positions().get(tp)
+        position = self._reader.positions.by_partition.get(tp)
         return position is not None and tp in self._next and position.offset == self._next[tp]
 
     def _move(self, tp: TopicPartition, offset: int) -> None:
-        positions = self._positions()
+        positions = self._reader.positions.by_partition
         positions[tp] = replace(positions[tp], offset=offset)
 
 
@@ -307,7 +296,7 @@ class PositionReader:
         """
         bounds, offsets = self.positions.settle(newest=not self._has_looked)
         self._has_looked = False
-        excluded = self._find_exclusions()
+        excluded = self.find_exclusions()
         behind = {tp: bounds[tp].end - offset for tp, offset in offsets.items() if tp not in excluded}
         sizes = divide_room(behind, max(max_records, read_ahead))
         ends = {tp: offsets[tp] + count for tp, count in sizes.items() if count}
@@ -337,7 +326,7 @@ class PositionReader:
                 self.positions.by_partition[tp] = before
 
     def mark_unseen(self, batch: ConsumerBatch) -> UnseenPositions:
-        return UnseenPositions(batch, lambda: self.positions.by_partition, self._find_exclusions)
+        return UnseenPositions(batch, self)
 
     def explain_empty(self, batch: ConsumerBatch) -> None:
         bounds = self.read_bounds(newest=False)
@@ -357,7 +346,8 @@ class PositionReader:
     def rest(self, poll_ms: int, most_ms: int) -> None:
         self._parts.waiter.wait(poll_ms, most_ms)
 
-    def _find_exclusions(self) -> set[TopicPartition]:
+    def find_exclusions(self) -> set[TopicPartition]:
+        """Return the partitions that are not read now: paused, or being given up."""
         return self.paused_by_user | self._partitions.revoked
 
     def _list_topic_ids(self) -> dict[str, int]:
