@@ -8,7 +8,7 @@ _ALL = "LAKEMQ_ALL_EXAMPLES" in os.environ
 
 
 def number_of(many: int) -> int:
-    return many if _ALL else max(5, many // 10)
+    return many if _ALL else max(3, many // 10)
 
 
 def examples(many: int = 100) -> settings:

@@ -100,6 +100,7 @@ def test_file_of_many_small_messages_becomes_final(spark: SparkSession, tmp_path
         until(lambda: all((t.final_offsets == t.last_stable_offsets).all() for t in mq.state().topics.values()))
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_running_stream_has_all_lives_of_a_topic_once(spark: SparkSession, tmp_path: Path) -> None:
     """The topic is deleted and created again below the stream, with messages that are not final yet."""
@@ -137,6 +138,7 @@ def test_running_stream_has_all_lives_of_a_topic_once(spark: SparkSession, tmp_p
     assert b"aborted" not in copied.column("value").to_pylist()
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_engines_agree_on_topics_with_difficult_names(spark: SparkSession, tmp_path: Path) -> None:
     expected = {name: count for count, name in enumerate(DIFFICULT, 1)}

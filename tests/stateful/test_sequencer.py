@@ -358,5 +358,5 @@ def outcomes(results: list[Any]) -> list[Any]:
 def test_sequencer_against_the_model() -> None:
     run_state_machine_as_test(
         SequencerMachine,
-        settings=runs(6, 25),
+        settings=runs(30, 25),
     )
