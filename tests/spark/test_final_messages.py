@@ -89,12 +89,13 @@ def test_native_stream_has_each_message_of_a_topic_once(spark: SparkSession, tmp
         assert all("/topic=orders/" in name for name in query.inputFiles())
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_file_of_many_small_messages_becomes_final(spark: SparkSession, tmp_path: Path) -> None:
     """One file of Spark has three row groups, whose rows take more memory than the bytes of the file."""
     hashes = [f"sha2(concat(id, '{part}'), 512)" for part in "ab"]
     values = spark.range(0, 640_000, 1, 1).selectExpr(f"substr(unhex(concat({', '.join(hashes)})), 1, 92) AS value")
-    with lakemq.connect(str(tmp_path / "mq"), spark=spark, create=True, config=CONFIG) as mq, mq.serving():
+    with lakemq.connect(str(tmp_path / "small"), spark=spark, create=True, config=CONFIG) as mq, mq.serving():
         mq.topics.create("a")
         mq.publish("a", values)
         until(lambda: all((t.final_offsets == t.last_stable_offsets).all() for t in mq.state().topics.values()))

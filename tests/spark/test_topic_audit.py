@@ -18,6 +18,8 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.quality.topic_audit import TABLES
 from lakemq.jobs.audit import main
 
+pytestmark = pytest.mark.extended
+
 CONFIG = {"project.interval.ms": 50, "final.interval.ms": 200}
 SUITE = [
     expect("column_values_to_not_be_null", column="customer"),

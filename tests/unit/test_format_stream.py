@@ -85,17 +85,6 @@ def test_stream_begins_at_the_end_and_its_checkpoint_keeps_the_place(mq: Connect
         assert stream.batch() == ["meanwhile"]
 
 
-def test_repeated_first_batch_has_the_same_messages(mq: Connection, topic: str, query: Any) -> None:
-    send(mq, topic, "a", "b", "c")
-    checkpoint: list[str] = []
-    with query(checkpoint, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="2") as stream:
-        assert stream.batch() == ["a", "b"]
-    send(mq, topic, "d")
-    with query(checkpoint, subscribe=topic, startingOffsets="latest") as stream:
-        assert stream.again() == ["a", "b"]
-        assert stream.batch() == ["c", "d"]
-
-
 def test_repeated_batch_has_the_messages_that_expired_since(query: Any, tmp_path: Path) -> None:
     clock, checkpoint = MovableClock(), list[str]()
     with served(tmp_path, clock) as mq:
