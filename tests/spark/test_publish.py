@@ -1,7 +1,6 @@
 """A DataFrame is published and fetched unchanged. A row that cannot be a message says why."""
 
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from pyspark.sql import functions as F
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.arrow import FETCHED
 from lakemq.engine.client.fetch.spark import FETCHED_DDL, cut_into_blocks
-from lakemq.engine.protocol.hashing import murmur2
 from lakemq.errors import FileTruncated, InvalidRecord, InvalidTimestamp, MessageTooLarge
 
 SCHEMA = "key binary, value binary, headers array<struct<key:string,value:binary>>, timestamp timestamp"
@@ -98,16 +96,6 @@ def test_a_fetch_whose_file_is_gone_is_an_error(spark: SparkSession, mq: Connect
 
 
 @pytest.mark.extended
-def test_keys_are_placed_as_kafka_does_where_the_topic_says_so(spark: SparkSession, mq: Connection, topic: str) -> None:
-    mq.topics.create(topic, partitions=5, config={"partitioner": "murmur2"})
-    vectors = {b"21": -973932308, b"foobar": -790332482, b"abc": 479470107, b"": 275646681}
-    mq.publish(topic, spark.createDataFrame([(k, b"v") for k in vectors], "key binary, value binary"))
-    placed = {bytes(r.key): r.partition for r in mq.fetch(topic).to_spark().collect()}
-    assert placed == {key: (hash & 0x7FFFFFFF) % 5 for key, hash in vectors.items()}
-    assert {key: murmur2(key) for key in vectors} == vectors
-
-
-@pytest.mark.extended
 def test_order_by_keeps_the_order_of_a_key_after_a_file_scan(
     spark: SparkSession, mq: Connection, topic: str, tmp_path: Path
 ) -> None:
@@ -152,6 +140,8 @@ def test_fan_out_stores_one_copy_per_partition_count(
         (["'v' AS value", "'h' AS headers"], "string"),
         (["'v' AS value", "array(named_struct('k', 'a', 'value', 'b')) AS headers"], "struct<k:string"),
         (["'v' AS value", "'yesterday' AS timestamp"], "string"),
+        (["'v' AS value", "'soon' AS ttl_ms"], "string"),
+        (["'v' AS value", "'soon' AS delay_ms"], "string"),
         (["id"], "id"),
     ],
 )
@@ -176,34 +166,6 @@ BAD = [
     (b"early", b"v", None, datetime(1969, 12, 31, 23, 59, 59, 999999, UTC), "INVALID_TIMESTAMP"),
     (b"header", b"v", [(None, b"x")], TIMES[0], "INVALID_RECORD"),
 ]
-
-
-@pytest.mark.extended
-def test_rows_that_cannot_be_messages_are_rejected_and_the_rest_is_published(
-    spark: SparkSession, mq: Connection, topic: str, path: Path, wait_for_projection: Callable[[], None]
-) -> None:
-    mq.topics.create(topic, partitions=2)
-    late = frame(spark, [(b"late", b"v", None, TIMES[0])]).withColumn(
-        "timestamp", F.expr("timestamp_micros(253402300800000000)")
-    )
-    published = mq.publish(topic, frame(spark, [row[:4] for row in BAD] + ROWS).unionByName(late))
-    assert published.rejected_count == 4
-    assert sum(unit.record_count for unit in published.units) == len(ROWS) == mq.fetch(topic).record_count
-    wait_for_projection()
-    dead = spark.table("mq.rejected_rows").where(F.col("source") == topic)
-    rejected = (
-        spark.table("mq.messages")
-        .alias("m")
-        .join(
-            dead.alias("d"),
-            F.expr("m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count"),
-        )
-    )
-    rejections = {
-        bytes(r.key).decode(): (r.error, r.source) for r in rejected.select("key", "error", "source").collect()
-    }
-    expected = {row[0].decode(): (row[4], topic) for row in BAD} | {"late": ("INVALID_TIMESTAMP", topic)}
-    assert rejections == expected
 
 
 @pytest.mark.parametrize(

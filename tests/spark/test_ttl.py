@@ -10,7 +10,6 @@ from pyspark.sql import functions as F
 from unit.served import values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.errors import InvalidRecord
 
 pytestmark = pytest.mark.extended
 
@@ -48,14 +47,3 @@ def test_time_to_live_of_topic_shows_in_views(
     shown = spark.table("mq.log_committed").where(F.col("topic") == topic).orderBy("expires_at").collect()
     assert [bytes(row.value) for row in shown] == [b"a", b"b"]
     assert round((shown[1].expires_at - shown[0].expires_at).total_seconds() * 1000) == LONG_MS - SHORT_MS
-
-
-def test_wrong_time_to_live_is_refused(spark: SparkSession, mq: Connection, topic: str) -> None:
-    mq.topics.create(topic)
-    rows = spark.createDataFrame([("a", -1), ("b", 2**62), ("c", None)], "value string, ttl_ms long")
-    assert mq.publish(topic, rows).rejected_count == 2
-    assert values(mq, topic) == ["c"]
-    with pytest.raises(InvalidRecord, match="wrong type"):
-        mq.publish(topic, rows, ttl_ms="value")
-    with pytest.raises(InvalidRecord):
-        mq.publish(topic, rows, ttl_ms=-1)
