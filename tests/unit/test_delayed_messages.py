@@ -67,15 +67,6 @@ def test_delay_counts_from_the_call_whatever_the_timestamp_is(mq: Connection) ->
     assert stamped.timestamp >= datetime.fromtimestamp(dues_ms[by_log] / 1000, UTC)
 
 
-def test_delay_is_rounded_up_to_the_next_level(mq: Connection) -> None:
-    topic = create_quick_topic(mq, **{"delay.mode": "levels"})
-    with mq.producer() as producer:
-        for asked_ms, level_s in ((1, 5), (5_000, 5), (5_001, 10), (17_000, 30), (2_701_000, 3600), (7_200_000, 7200)):
-            before_ms = now_ms()
-            due_ms = producer.send(topic, "v", timestamp_ms=50, delay_ms=asked_ms).result().deliver_at_ms or 0
-            assert before_ms <= due_ms - level_s * 1000 < now_ms() + 50, asked_ms
-
-
 def test_delay_above_the_last_level_is_refused_or_clamped(mq: Connection) -> None:
     topic = create_quick_topic(mq, **{"delay.mode": "levels"})
     with mq.producer(on_error="fail") as producer:
@@ -119,18 +110,6 @@ def test_bad_delay_is_refused_in_the_call(mq: Connection) -> None:
                 with pytest.raises(error):
                     mq.publish(topic, pa.table({"value": ["v"]}), **delay)
     assert values(mq, topic) == []
-
-
-def test_rows_with_a_bad_delay_are_rejected(mq: Connection) -> None:
-    topic = new_topic(mq)
-    published = mq.publish(topic, pa.table({"value": ["a", "b", "c"], "delay_ms": [-1, 2**62, 10**9]}))
-    assert (published.rejected_count, sum(unit.record_count for unit in published.waiting)) == (2, 1)
-    with pytest.raises(InvalidTimestamp, match="negative"):
-        mq.publish(topic, pa.table({"value": ["a"], "delay_ms": [-1]}), on_error="fail")
-    two_times = pa.table({"value": ["a", "b"], "delay_ms": [1, None], "deliver_at": [1, 1]})
-    assert mq.publish(topic, two_times).rejected_count == 1
-    with pytest.raises(InvalidRecord, match="both deliver_at and delay_ms"):
-        mq.publish(topic, two_times, on_error="fail")
 
 
 def test_delay_keyword_precedes_a_column_for_all_rows(mq: Connection) -> None:

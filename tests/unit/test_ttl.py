@@ -271,16 +271,6 @@ def test_bad_ttl_is_refused_in_the_call(mq: Connection) -> None:
             mq.topics.alter(topic, {"ttl.ms": ttl_ms})
 
 
-def test_row_with_a_bad_ttl_is_rejected_alone(mq: Connection) -> None:
-    topic = new_topic(mq)
-    for fill in ("", "x" * 3000):
-        rows = pa.table({"value": ["good", "bad", "far"], "key": [fill] * 3, "ttl_ms": [LONG_MS, -1, MAX_TTL_MS + 1]})
-        assert mq.publish(topic, rows).rejected_count == 2
-        with pytest.raises(InvalidRecord):
-            mq.publish(topic, rows, on_error="fail")
-    assert values(mq, topic) == ["good", "good"]
-
-
 # -- what cannot be read ------------------------------------------------------------------------------------
 
 
