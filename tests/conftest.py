@@ -72,7 +72,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in MARKED_FOLDERS:
             item.add_marker(folder)
     if hasattr(config, "workerinput"):
-        long_scopes = {scope_of(item.nodeid) for item in items if any(map(item.get_closest_marker, ("slow", "faults")))}
+        long_scopes = {
+            scope_of(item.nodeid) for item in items if any(map(item.get_closest_marker, ("slow", *MARKED_FOLDERS)))
+        }
         items.sort(key=lambda item: place_in_queue(scope_of(item.nodeid), long_scopes))
 
 
