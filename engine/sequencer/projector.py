@@ -29,7 +29,7 @@ import xxhash
 from lakemq.tables.specs.journal import JOURNAL, SAMPLES, VERSIONS, WATERMARKS, WatermarkRow
 from lakemq.tables.specs.messages import FINAL_MESSAGES, MESSAGES, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.specs.topics import SEGMENTS
+from lakemq.tables.specs.topics import SEGMENTS, TOPICS
 from lakemq.tables.storage.coordination.step_objects import StepsGone, step_name
 from lakemq.tables.storage.delta.commits import CommitConflict, NewFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
@@ -213,9 +213,8 @@ class Projector:
     def _needs_sync(self, work: Projection) -> bool:
         """Return whether files of `final_messages` may have to come or go: also what an earlier leader has left."""
         if not self._is_first:
-            return (work.changes_finals or self._final_table.is_due) and (
-                needs_sync(work.live_state) or FINAL_MESSAGES.name in self._handles
-            )
+            is_due = work.changes_finals or TOPICS.name in work.tables or self._final_table.is_due
+            return is_due and (needs_sync(work.live_state) or FINAL_MESSAGES.name in self._handles)
         return needs_sync(work.live_state) or least_versions(self._watermark).get(FINAL_MESSAGES.name, 0) > 0
 
     def _append(self, name: str, rows: pa.Table, step: int, check_continuity: Callable[[], None]) -> None:

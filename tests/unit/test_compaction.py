@@ -257,6 +257,18 @@ def test_tombstone_stays_for_its_time_after_older_messages_have_gone(mq: Connect
     assert show(mq) == [(4, b"b", b"3")]
 
 
+def test_topic_is_compacted_when_its_policy_changes(mq: Connection, mq_clock: MovableClock) -> None:
+    mq.topics.create("t")
+    send(mq, "t", [("a", "1"), ("a", "2")])
+    let_all_be_final(mq)
+    read_from_final_files(mq, mq_clock)
+    for _ in range(8):  # until nothing is left to do
+        let_readers_move_on(mq, mq_clock)
+    mq.topics.alter("t", config=COMPACT)
+    compact(mq, mq_clock, lambda: len(show(mq)) == 1)
+    assert show(mq) == [(1, b"a", b"2")]
+
+
 @pytest.mark.extended
 def test_damaged_file_of_a_topic_holds_up_no_other_topic(mq: Connection, mq_clock: MovableClock) -> None:
     for topic in ("damaged", "t"):
