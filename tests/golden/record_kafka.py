@@ -1,0 +1,197 @@
+"""Play the histories of compaction.yaml on a real Kafka, and write into it what a consumer sees.
+
+    pip install confluent-kafka
+    PYTHONPATH=tests python tests/golden/record_kafka.py
+
+Maven fetches Kafka's jars once into the user's cache folder. One broker runs, with KRaft, in a temporary folder.
+"""
+
+import itertools
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from fetched_programs import fetch_once, find_free_port, run_server
+from golden.compaction_words import Content, is_fill, make_fill, parse_message, show_message
+
+VERSION = "4.3.1"
+CASES = Path(__file__).with_name("compaction.yaml")
+CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "segment.ms": "1"}
+_QUIET_S = 3
+"""Compaction has nothing to do if a topic has not changed for so long. The cleaner looks ten times a second."""
+_POM = f"""\
+<project><modelVersion>4.0.0</modelVersion><groupId>t</groupId><artifactId>t</artifactId><version>1</version>
+<dependencies><dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
+<version>{VERSION}</version></dependency></dependencies></project>"""
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+controller.listener.names=CONTROLLER
+log.dirs={folder}/logs
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+log.cleaner.threads=2
+log.cleaner.backoff.ms=100
+log.retention.check.interval.ms=300
+log.initial.task.delay.ms=100
+"""
+
+
+@contextmanager
+def serve_kafka() -> Iterator[str]:
+    """Run a broker until the block ends. Yield its address."""
+
+    def install(folder: Path) -> None:
+        (folder / "pom.xml").write_text(_POM)
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder}"]
+        subprocess.run(command, cwd=folder, check=True)
+
+    jars = fetch_once(f"kafka-{VERSION}", "mvn", f"kafka_2.13-{VERSION}.jar", install).parent
+    with tempfile.TemporaryDirectory(prefix="lakemq-kafka-") as name:
+        folder, port = Path(name), find_free_port()
+        properties = folder / "server.properties"
+        properties.write_text(_PROPERTIES.format(port=port, controller=find_free_port(), folder=folder))
+        java = ["java", "-Xmx768m", "-cp", f"{jars}/*"]
+        storage = ["kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", str(properties)]
+        subprocess.run([*java, *storage], check=True, stdout=subprocess.DEVNULL)
+        with run_server([*java, "kafka.Kafka", str(properties)], port, folder):
+            yield f"127.0.0.1:{port}"
+
+
+class Player:
+    """Plays a history on a topic of its own."""
+
+    def __init__(self, address: str, number: int, config: dict[str, Any]) -> None:
+        self._address, self._topic, self._filled = address, f"t{number}", 0
+        self._admin = AdminClient({"bootstrap.servers": address})
+        settings = CONFIG | {key: str(value) for key, value in config.items()}
+        self._admin.create_topics([NewTopic(self._topic, 1, 1, config=settings)])[self._topic].result(30)
+        self._plain = Producer({"bootstrap.servers": address, "linger.ms": 20, "acks": "all"})
+        self._transaction: Any = None
+
+    def play(self, line: dict[str, Any]) -> str | None:
+        """Return what a line shows, or None."""
+        word, given = next(iter(line.items()))
+        result: str | None = getattr(self, f"play_{word}")(given)
+        time.sleep(0.05)  # the next batch is more than segment.ms younger
+        return result
+
+    def play_send(self, messages: list[str]) -> None:
+        assert not self._send(self._plain, map(parse_message, messages))
+
+    def play_fill(self, count: int) -> None:
+        assert not self._send(self._plain, make_fill(self._filled, count))
+        self._filled += count
+
+    def play_refused(self, messages: list[str]) -> None:
+        assert self._send(self._plain, map(parse_message, messages)) == {KafkaError.INVALID_RECORD}
+
+    def play_tx(self, messages: list[str]) -> None:
+        if self._transaction is None:
+            self._transaction = Producer({"bootstrap.servers": self._address, "transactional.id": self._topic})
+            self._transaction.init_transactions(30)
+            self._transaction.begin_transaction()
+        assert not self._send(self._transaction, map(parse_message, messages))
+
+    def play_commit(self, _: None) -> None:
+        self._transaction.commit_transaction(30)
+        time.sleep(1)  # the broker answers before it writes the marker
+
+    def play_abort(self, _: None) -> None:
+        self._transaction.abort_transaction(30)
+        time.sleep(1)
+
+    def play_alter(self, config: dict[str, str]) -> None:
+        entries = [
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, self._topic, incremental_configs=entries)
+        self._admin.incremental_alter_configs([resource])[resource].result(30)
+
+    def play_delete_records(self, end: int) -> None:
+        place = TopicPartition(self._topic, 0, end)
+        self._admin.delete_records([place])[place].result(30)
+
+    def play_wait(self, ms: int) -> None:
+        time.sleep(ms / 1000)
+
+    def play_shows(self, _: Any) -> str:
+        shown, since_s = self._read("read_committed"), time.monotonic()
+        while time.monotonic() < since_s + _QUIET_S:
+            time.sleep(0.3)
+            if (now := self._read("read_committed")) != shown:
+                shown, since_s = now, time.monotonic()
+        return shown
+
+    def play_uncommitted(self, _: Any) -> str:
+        return self._read("read_uncommitted")
+
+    def _send(self, producer: Any, messages: Iterable[Content]) -> set[int]:
+        """Send messages as one batch. Return the codes of errors."""
+        codes = set[int]()
+
+        def note_error(error: Any, _: Any) -> None:
+            if error is not None:
+                codes.add(error.code())
+
+        for key, value in messages:
+            producer.produce(self._topic, value, key, 0, note_error)
+        assert producer.flush(30) == 0
+        return codes
+
+    def _read(self, isolation: str) -> str:
+        settings = {
+            "bootstrap.servers": self._address,
+            "group.id": "none",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": isolation,
+            "auto.offset.reset": "earliest",
+        }
+        consumer = Consumer(settings)
+        consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
+        shown: list[str] = []
+        while (message := consumer.poll(30)) is not None:
+            if error := message.error():
+                if error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                break
+            if not is_fill(message.key()):
+                shown.append(show_message(message.offset(), message.key(), message.value()))
+        consumer.close()
+        return f"[{', '.join(shown)}]"
+
+
+def record(address: str, number: int, case: dict[str, Any]) -> list[str]:
+    """Return what the lines `shows` and `uncommitted` of a case show."""
+    player = Player(address, number, case.get("config", {}))
+    shown = [player.play(line) for line in case["history"]]
+    return [text for text in shown if text is not None]
+
+
+def main() -> None:
+    text = CASES.read_text()
+    cases = yaml.safe_load(text)
+    with serve_kafka() as address, ThreadPoolExecutor(len(cases)) as pool:
+        recorded = pool.map(record, itertools.repeat(address), itertools.count(), cases)
+        outcomes = iter([outcome for of_case in recorded for outcome in of_case])
+    line = re.compile(r"^(    - (?:shows|uncommitted): )\[.*\]$", re.MULTILINE)
+    CASES.write_text(line.sub(lambda found: found[1] + next(outcomes), text))
+
+
+if __name__ == "__main__":
+    main()
