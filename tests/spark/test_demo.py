@@ -51,7 +51,9 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
         "Delays",
         "Throughput",
         "Steps",
+        "Step time",
         "Lag",
+        "Lag in time",
     ]
     assert len(re.findall(r"Plotly\.newPlot\(", page)) == len(outline.headings) - 1
     assert outline.loads == []
