@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,11 @@ from lakemq.jobs.jars import KAFKA_JARS
 from lakemq.jobs.mirror import OFFSET_HEADER
 from lakemq.testing import wait_until
 
-pytestmark = [pytest.mark.extended, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(shutil.which("mvn") is None, reason="Maven fetches Kafka"),
+]
 
 JOB_TIMEOUT_S = 240
 PARTITIONS = {"orders": 4, "payments": 2, "prices": 1}

@@ -15,7 +15,8 @@ FARTHEST = 40
 
 
 def publish_copies(mq: Connection, topic: str, kafka_offsets: list[int]) -> None:
-    headers = [[(OFFSET_HEADER, str(offset).encode())] for offset in kafka_offsets]
+    own = OFFSET_HEADER, b"of its producer"
+    headers = [[own, (OFFSET_HEADER, str(offset).encode())] for offset in kafka_offsets]
     mq.publish(topic, pa.table({"value": ["v"] * len(headers), "headers": pa.array(headers, HEADERS)}))
 
 
