@@ -2,10 +2,12 @@
 
 import time
 
+import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from lakemq.engine.client.connection import Connection
+from lakemq.errors import InvalidRecord
 
 
 def now_ms() -> int:
@@ -22,6 +24,8 @@ def test_column_delays_each_row(spark: SparkSession, mq: Connection, topic: str)
     text = F.col("id").cast("string")
     rows = spark.range(40).select(text.alias("key"), text.alias("value"), "id")
     at = F.timestamp_millis(F.lit(start_ms) + (39 - F.col("id")) * 10_000)
+    with pytest.raises(InvalidRecord, match="both"):
+        mq.publish(topic, rows, deliver_at=at, delay_ms=1)
     published = mq.publish(topic, rows, deliver_at=F.when(F.col("id") > 0, at))
     assert sum(unit.record_count for unit in published.waiting) == 39
     assert values(mq, topic) == ["0"]
