@@ -17,7 +17,7 @@ from lakemq.engine.client.consume.consumer import ConsumerParts, RangeFetcher
 from lakemq.engine.client.consume.membership import Membership
 from lakemq.engine.client.consume.options import MemberOptions
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.client.fetch.fetch_result import Message
+from lakemq.engine.client.fetch.fetch_result import Row
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal, RequestTimedOut, error_from_refusal
 from lakemq.engine.protocol.values.deliveries import Acquire
@@ -174,7 +174,7 @@ class _FetchResult:
         self.hidden: tuple[dict[int, np.ndarray[Any, Any]], ...] = ({}, {})
         self.record_count = sum(columns["record_count"])
 
-    def __iter__(self) -> Iterator[Message]:
+    def _rows(self) -> Iterator[Row]:
         for partition, first, until in self._spans:
             for offset in range(first, until):
-                yield Message(self._topic, partition, offset, _EPOCH, None, b"%d" % offset, ())
+                yield self._topic, partition, offset, _EPOCH, None, b"%d" % offset, (), 1

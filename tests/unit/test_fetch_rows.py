@@ -118,5 +118,6 @@ def test_iterated_messages_equal_the_rows_of_the_table(headers: list[Any]) -> No
         Message("t", 7, 0, LAST, b"k", b"", tuple(headers[2] or ())),
     ]
     assert all(message.timestamp.tzinfo is UTC for message in messages)
-    gc.collect()
+    for _ in range(3):  # one pass for each level of tuples
+        gc.collect()
     assert not any(map(gc.is_tracked, rows)), "rows that wait cost the garbage collector nothing"

@@ -194,7 +194,7 @@ class ConsumerBatch(ProcessBound):
         return map(to_message, self._rows())
 
     def _rows(self) -> Iterator[Row]:
-        return chain.from_iterable(map(FetchResult._rows, self._parts))
+        return chain.from_iterable(part._rows() for part in self._parts)
 
     def __len__(self) -> int:
         return self.record_count
