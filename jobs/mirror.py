@@ -179,14 +179,9 @@ class Mirror:
                 log.info("%d topics: %d offsets behind Kafka", len(topics), self._count_lag(topics))
             if self._options.until_caught_up or stop.wait(_ROUND_EVERY_S):
                 break
-        translated, left = self._translate_groups(topics)
-        return {
-            "topics": len(topics),
-            "records": self._copied,
-            "lag": self._count_lag(topics),
-            "groups": translated,
-            "groups_refused": left,
-        }
+        translated, refused = self._translate_groups(topics)
+        counts = {"topics": len(topics), "records": self._copied, "lag": self._count_lag(topics)}
+        return {**counts, "groups": translated, "groups_refused": refused}
 
     def _create_topics(self) -> dict[str, int]:
         """Create missing topics and partitions. Returns topic -> number of partitions."""
@@ -281,7 +276,7 @@ class Mirror:
 
     def _translate_groups(self, topics: Mapping[str, int]) -> tuple[int, int]:
         """Commit the places of groups. Returns how many groups were translated, and how many were refused."""
-        translated = left = 0
+        translated = refused = 0
         for group in self._cluster.list_groups(self._groups):
             committed = {tp: at for tp, at in self._cluster.read_group_offsets(group).items() if tp[0] in topics}
             if not committed:
@@ -293,8 +288,8 @@ class Mirror:
                 raise
             except LakeMQError as error:
                 log.warning("Group %s is not translated: %s", group, error)
-                left += 1
-        return translated, left
+                refused += 1
+        return translated, refused
 
     def _translate(self, group: str, committed: Offsets) -> None:
         """Commit the places of a group, but for partitions in which it has committed by itself: it has moved already.
