@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.options import Pattern
+from lakemq.engine.client.groups.groups import commit_for_group, read_commit_metadata
 from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.extras import needs
-from lakemq.engine.protocol.values.log import ApplicationVersion
-from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
 from lakemq.errors import IllegalState, LakeMQError, RequestTimedOut, UnknownTopicOrPartition
 from lakemq.jobs.entry import (
     Counts,
@@ -233,15 +232,14 @@ class Mirror:
 
     def _copy(self, topics: Mapping[str, int], stop: Event) -> None:
         """Copy what Kafka has now, batch by batch, until `stop` is set."""
+        from lakemq.engine.client.format.publishing import publish_batch
         from lakemq.jobs.source_stream import SourceStream
 
         def publish(batch: DataFrame, stream_id: str, number: int) -> PublishedRows:
             if stop.is_set():
                 raise _StopRequested
             log.info("batch %d of %s: %d offsets behind Kafka", number, self._options.name, self._count_lag(topics))
-            application = ApplicationVersion(stream_id, number, self._options.name)
-            publisher = self._mq.spark_publisher()
-            return publisher.publish_by_topic(batch, sorted(topics), self._options.name, application, on_error="fail")
+            return publish_batch(self._mq, batch, sorted(topics), self._options.name, (stream_id, number))
 
         stream = SourceStream(self._mq, self._options.name, publish, self._checkpoint, crash.from_environment())
         try:
@@ -298,19 +296,16 @@ class Mirror:
             UnknownMemberId: the group has members. They may be ahead of Kafka.
             LakeMQError: the group cannot be changed for another reason.
         """
-        answer = self._mq.requester.ask(FetchOffsets(group))
-        assert isinstance(answer, OffsetsFetched)
-        others = (commit for commit in answer.offsets if not (commit.metadata or "").startswith(_MIRRORED))
-        moved = {(commit.topic, commit.partition) for commit in others}
-        commits = [
-            OffsetCommit(*tp, find_copy(self._mq, *tp, offset), f"{_MIRRORED}{offset}")
+        metadata = read_commit_metadata(self._mq.requester, group)
+        moved = {tp for tp, text in metadata.items() if not text.startswith(_MIRRORED)}
+        commits = {
+            tp: (find_copy(self._mq, *tp, offset), f"{_MIRRORED}{offset}")
             for tp, offset in committed.items()
             if tp not in moved
-        ]
+        }
         if kept := sorted(moved & committed.keys()):
             log.warning("Group %s stays where it has committed in LakeMQ: %s", group, kept)
-        if commits:
-            self._mq.requester.ask(CommitOffsets(group, commits))
+        commit_for_group(self._mq.requester, group, commits)
 
 
 def find_copy(mq: Connection, topic: str, partition: int, kafka_offset: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -23,6 +24,12 @@ from ..publish.spark import Routes, Written, build_files_request, find_routes
 from ..rows.publication import Publication, describe_rejected_rows, error_of_rejected_rows
 from ..rows.routing import find_route
 from .tasks import Routing, WriteOptions, WriteTask, WrittenRows, check_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from ..connection import Connection
+    from ..rows.receipts import PublishedRows
 
 logger = logging.getLogger("lakemq.format")
 
@@ -102,6 +109,19 @@ def publish(
         batch = "Batch" if application is None else f"Batch {application[1]} of {application[0]}"
         text = "%s: messages published: %d. %s The table rejected_rows lists them."
         logger.warning(text, batch, published.record_count, describe_rejected_rows(request.rejected))
+
+
+def publish_batch(
+    mq: Connection, rows: DataFrame, topics: Sequence[str], source: str, application: tuple[str, int]
+) -> PublishedRows:
+    """Publish a batch of a stream to the topics in its column `topic`, all rows together or none.
+
+    source: what `rejected_rows` names. application: id and version, which identify a repeat.
+
+    Raises LakeMQError: the error of a bad row, or what `publish` raises.
+    """
+    version = ApplicationVersion(*application, source)
+    return mq.spark_publisher().publish_by_topic(rows, topics, source, version, on_error="fail")
 
 
 def _route_runs(routing: Routing, done: Sequence[WrittenRows]) -> tuple[Routes, list[Written]]:

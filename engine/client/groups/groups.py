@@ -13,7 +13,16 @@ from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
 from ...protocol.values.assignments import GroupStatus
 from ...protocol.values.groups import ConfigureGroup, DeleteGroup, LeaveGroup
-from ...protocol.values.offsets import DeleteOffsets, OffsetsChanged, ResetOffsets, ResetPartition
+from ...protocol.values.offsets import (
+    CommitOffsets,
+    DeleteOffsets,
+    FetchOffsets,
+    OffsetCommit,
+    OffsetsChanged,
+    OffsetsFetched,
+    ResetOffsets,
+    ResetPartition,
+)
 from ...protocol.values.state import State
 from ..arguments import (
     invalid_argument,
@@ -353,3 +362,25 @@ class Groups(ProcessBound):
             GroupIdNotFound, InvalidGroupId: the group does not exist.
         """
         return list_partition_lags(self._state(), parse_group_name(group))
+
+
+# Offsets that a program commits for a group, with metadata that say where they come from.
+
+
+def read_commit_metadata(requester: Requester, group: str) -> dict[tuple[str, int], str]:
+    """Return (topic, partition) -> metadata of the committed offsets of a group, "" if a commit has none."""
+    answer = requester.ask(FetchOffsets(group))
+    assert isinstance(answer, OffsetsFetched)
+    return {(commit.topic, commit.partition): commit.metadata or "" for commit in answer.offsets}
+
+
+def commit_for_group(requester: Requester, group: str, commits: Mapping[tuple[str, int], tuple[int, str]]) -> None:
+    """Commit offsets for a group without members. commits: (topic, partition) -> offset and metadata.
+
+    Raises:
+        UnknownMemberId: the group has members.
+        LakeMQError: the group cannot be changed for another reason.
+    """
+    if commits:
+        offsets = [OffsetCommit(*tp, offset, metadata) for tp, (offset, metadata) in commits.items()]
+        requester.ask(CommitOffsets(group, offsets))
