@@ -25,9 +25,12 @@ from lakemq.jobs.console.parts import (
     format_length,
     list_records,
 )
-from lakemq.jobs.doctor.namespace import FreeSpace, describe_free_space, read_free_space
+from lakemq.jobs.doctor.examination import run_check
+from lakemq.jobs.doctor.namespace import Finding, FreeSpace, describe_free_space, make_checks, read_free_space
 from lakemq.jobs.status import MINUTES
 
+_CHECKS = ("sequencer", "space", "letters", "groups", "delays")
+"""Checks of the doctor that read little, and write nothing."""
 _MOST_GROUPS = 10
 _MOST_WAITS = 2
 """How many sentences about a group the overview shows: its own page has all."""
@@ -40,7 +43,7 @@ def read_overview(console: Console, inputs: Mapping[str, Any]) -> Page:
     return Page(
         "Overview",
         [
-            *_warn(figures, space),
+            *_report(console, figures),
             _describe_sequencer(figures, space),
             _describe_work(figures),
             _list_lags(console),
@@ -65,19 +68,18 @@ def read_figures(console: Console) -> dict[str, float]:
     return figures
 
 
-def _warn(figures: Mapping[str, float], space: FreeSpace | None) -> list[Part]:
-    warnings: list[Part] = []
-    if space is not None and space.is_low:
-        warnings.append(Notice(f"The disk is {describe_free_space(space)}. When it is full, requests wait.", "bad"))
-    if not figures.get("lakemq_sequencer_present"):
-        warnings.append(Notice("No sequencer leads. Requests wait until you start one: lakemq serve.", "bad"))
-    if figures.get("lakemq_oldest_letter_age_seconds", 0) > 10:
-        warnings.append(Notice("Letters wait for long. The sequencer does not keep up.", "bad"))
-    if figures.get("lakemq_delayed_overdue_messages", 0) > 0:
-        warnings.append(Notice("Delayed messages are due and not released.", "bad"))
+def _report(console: Console, figures: Mapping[str, float]) -> list[Part]:
+    """Say that all is well, or what is wrong and how to mend it, as `lakemq status` does."""
+    checks = make_checks(console.mq, console.observer)
+    findings = [run_check(name, checks[name]) for name in _CHECKS]
     if figures.get("lakemq_scrape_failed", 0) > 0:
-        warnings.append(Notice("A part of these figures cannot be read; the log says why.", "bad"))
-    return warnings
+        findings.append(Finding("figures", False, "a part of them cannot be read", "The log says why."))
+    wrong = [finding for finding in findings if not finding.ok]
+    if not (wrong or figures.get("lakemq_sequencer_present")):
+        return [Notice("No sequencer leads. Requests wait until you start one: lakemq serve.", "bad")]
+    if not wrong:
+        return [Notice("All is well.", "good")]
+    return [Notice(f"{finding.check}: {finding.found}. {finding.mend}", "bad") for finding in wrong]
 
 
 def _describe_sequencer(figures: Mapping[str, float], space: FreeSpace | None) -> Facts:
