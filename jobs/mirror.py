@@ -62,6 +62,7 @@ _MIRRORED = "kafka.offset="
 _SETTINGS = (
     "cleanup.policy",
     "delete.retention.ms",
+    "max.compaction.lag.ms",
     "max.message.bytes",
     "min.cleanable.dirty.ratio",
     "min.compaction.lag.ms",
@@ -168,7 +169,7 @@ class Mirror:
 
         Raises:
             UnknownTopicOrPartition: no topic of Kafka matches.
-            IllegalState: the offsets of a topic do not continue those that were copied.
+            IllegalState: the offsets of a topic do not continue those that were copied, or its copy was deleted.
             LakeMQError: messages are refused, such as MessageTooLarge. Their batch is not published.
         """
         while True:
@@ -183,11 +184,20 @@ class Mirror:
         return {**counts, "groups": translated, "groups_refused": refused}
 
     def _create_topics(self) -> dict[str, int]:
-        """Create missing topics and partitions. Returns topic -> number of partitions."""
+        """Create missing topics and partitions. Returns topic -> number of partitions.
+
+        Raises IllegalState: a copy is gone. A new one would lack what Spark's checkpoint has as copied.
+        """
         topics = self._cluster.list_topics(self._topics)
         if not topics:
             raise UnknownTopicOrPartition("No topic of Kafka matches.", found=self._options.topics)
         existing = {topic.topic: topic.partitions for topic in self._mq.topics.list()}
+        if deleted := sorted({topic for topic, _ in self._read_offsets("offsets")} & topics.keys() - existing.keys()):
+            raise IllegalState(
+                "Copies were deleted, and the mirror copies no message again. Leave these topics out of --topics, and"
+                " mirror them with another --name.",
+                found=", ".join(deleted),
+            )
         for topic, count in topics.items():
             if topic not in existing:
                 config = self._cluster.read_settings(topic) | {"partitioner": "murmur2"}
@@ -212,7 +222,7 @@ class Mirror:
             if position is not None and position > end:
                 raise IllegalState(
                     "The partition ends before the copied messages: the topic was created again in Kafka. Delete the"
-                    " copy and mirror it with another --name, or into another namespace.",
+                    " copy, leave the topic out of --topics, and mirror it with another --name.",
                     found=f"{tp[0]}-{tp[1]} ends at {end}",
                     expected=f"at least {position}",
                 )
@@ -276,7 +286,8 @@ class Mirror:
         """Commit the places of groups. Returns how many groups were translated, and how many were refused."""
         translated = refused = 0
         for group in self._cluster.list_groups(self._groups):
-            committed = {tp: at for tp, at in self._cluster.read_group_offsets(group).items() if tp[0] in topics}
+            offsets = self._cluster.read_group_offsets(group)
+            committed = {tp: at for tp, at in offsets.items() if tp[1] < topics.get(tp[0], 0)}
             if not committed:
                 continue
             try:

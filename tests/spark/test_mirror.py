@@ -137,7 +137,8 @@ def test_killed_mirror_copies_all_once_and_groups_continue_where_they_were(kafka
     batches = ["--max-records", "300"]
     finish(start(mq, kafka, *batches, LAKEMQ_CRASH_AT="stream.published:1"), -signal.SIGKILL)
     finish(start(mq, kafka, *batches, LAKEMQ_CRASH_AT="publish.file_written:2"), -signal.SIGKILL)
-    assert mq.topics.describe("prices").config["cleanup.policy"] == "compact"
+    prices = mq.topics.describe("prices").config
+    assert (prices["cleanup.policy"], prices["max.compaction.lag.ms"]) == ("compact", 100)
     orders = mq.topics.describe("orders")
     assert (orders.partitions, orders.config["partitioner"]) == (3, "murmur2")
     assert (orders.config["retention.ms"], orders.config["max.message.bytes"]) == (-1, 2_000_000)

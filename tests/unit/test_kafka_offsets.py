@@ -1,15 +1,21 @@
 """Offsets of Kafka are found again in copies. tests/spark/test_mirror.py runs the mirror itself."""
 
+import json
 from bisect import bisect_left
+from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pyarrow as pa
+import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.served import new_topic
+from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.mirror import OFFSET_HEADER, find_copy
+from lakemq.errors import IllegalState
+from lakemq.jobs.mirror import OFFSET_HEADER, Mirror, MirrorOptions, find_copy
 
 FARTHEST = 40
 
@@ -45,3 +51,21 @@ def test_group_at_the_end_of_kafka_continues_before_messages_that_are_no_copies(
 
 def test_group_of_a_topic_without_copies_continues_at_its_end(mq: Connection) -> None:
     assert find_copy(mq, new_topic(mq), 0, 7) == 0
+
+
+def test_mirror_whose_copy_is_deleted_does_not_begin_a_new_one_in_its_middle(mq: Connection) -> None:
+    topic, name = new_name("t"), new_name("mirror")
+    offsets = Path(mq.namespace.path) / "streams" / name / "offsets" / "0"
+    offsets.parent.mkdir(parents=True)
+    offsets.write_text(f"v1\n{{}}\n{json.dumps({topic: {'0': 5}})}")
+
+    class Kafka:
+        def list_topics(self, pattern: Any) -> dict[str, int]:
+            return {topic: 1}
+
+    spark: Any = None
+    cluster: Any = Kafka()
+    mirror = Mirror(mq, spark, cluster, MirrorOptions("", topic, name=name, until_caught_up=True))
+    with pytest.raises(IllegalState, match=topic):
+        mirror.run(Event())
+    assert topic not in {t.topic for t in mq.topics.list()}
