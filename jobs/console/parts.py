@@ -321,7 +321,7 @@ class Page:
 
     @property
     def has_lines(self) -> bool:
-        """Whether a script has something to draw. Pages with payloads have no script."""
+        """Whether a script has something to draw. Pages of messages and of SQL have no script."""
         return any(isinstance(part, LineChart) for part in self.parts)
 
 
