@@ -126,17 +126,16 @@ class KafkaCluster:
         return {name: entry.value() for name in _SETTINGS if (entry := entries.get(name)) is not None}
 
     def read_bounds(self, topics: Mapping[str, int]) -> tuple[Offsets, Offsets]:
-        """Return the first offset of each partition, and the end of its committed messages."""
+        """Return the first offset of each partition, and its end, behind what open transactions hold back."""
         spec = self._kafka.clients.admin.OffsetSpec
         return self._list_offsets(topics, spec.earliest()), self._list_offsets(topics, spec.latest())
 
     def _list_offsets(self, topics: Mapping[str, int], spec: Any) -> Offsets:
-        options = self._kafka.clients.admin.ListOffsetsOptions(self._kafka.common.IsolationLevel.READ_COMMITTED)
         requested = self._jvm.java.util.HashMap()
         for topic, count in topics.items():
             for partition in range(count):
                 requested.put(self._kafka.common.TopicPartition(topic, partition), spec)
-        offsets = self._admin.listOffsets(requested, options).all().get()
+        offsets = self._admin.listOffsets(requested).all().get()
         return {(tp.topic(), tp.partition()): offsets[tp].offset() for tp in offsets}
 
     def list_groups(self, pattern: Pattern) -> list[str]:

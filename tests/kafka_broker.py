@@ -130,14 +130,21 @@ class Kafka:
             )
         producer.flush()
 
+    def begin_transaction(self, topic: str, partition: int, messages: Sequence[tuple[str, str | None]]) -> Any:
+        """Send messages in a transaction, which stays open. Returns its producer."""
+        producer = self._new_producer(
+            {"transactional.id": f"id-{uuid.uuid4().hex}", "transaction.timeout.ms": "600000"}
+        )
+        producer.initTransactions()
+        producer.beginTransaction()
+        self.send(topic, partition, messages, producer=producer)
+        return producer
+
     def send_in_transaction(
         self, topic: str, partition: int, messages: Sequence[tuple[str, str | None]], commits: bool
     ) -> None:
         """Send messages in a transaction, and commit or abort it."""
-        producer = self._new_producer({"transactional.id": f"id-{uuid.uuid4().hex}"})
-        producer.initTransactions()
-        producer.beginTransaction()
-        self.send(topic, partition, messages, producer=producer)
+        producer = self.begin_transaction(topic, partition, messages)
         producer.commitTransaction() if commits else producer.abortTransaction()
         producer.close()
 

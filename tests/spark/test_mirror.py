@@ -165,12 +165,15 @@ def test_killed_mirror_copies_all_once_and_groups_continue_where_they_were(kafka
     assert read_unread(mq, "moved")
     with mq.consumer("moved", assign=["orders"]) as consumer:
         consumer.commit({("orders", 0): 150})
+    producer = kafka.begin_transaction("payments", 0, pairs("payments", 800, 5))
     options = ["--bootstrap-servers", kafka.address, "--topics", "orders|payments|prices", "--until-caught-up"]
     command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", mq.namespace.path, "mirror", *options]
     done = subprocess.run(
         [*command, "--output", "json"], capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=True
     )
-    assert json.loads(done.stdout) == {"topics": 3, "records": 20, "lag": 0, "groups": 3, "groups_refused": 0}
+    assert json.loads(done.stdout) == {"topics": 3, "records": 20, "lag": 5, "groups": 3, "groups_refused": 0}
+    producer.abortTransaction()
+    producer.close()
     check_copies(mq, kafka)
     assert read_unread(mq, "behind") == list_uncommitted(kafka, groups["behind"])
     assert read_unread(mq, "done") == list_uncommitted(kafka, groups["done"]) != []
