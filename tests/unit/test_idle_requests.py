@@ -3,6 +3,7 @@
 import http.client
 import itertools
 import os
+import resource
 import socket
 import time
 from collections import Counter
@@ -291,3 +292,8 @@ def test_silent_connections_keep_no_visitor_out(mq: Connection, open_server: Ope
         for _ in range(12):
             stack.enter_context(connect(port)).sendall(GET)
         assert read_status(port) == 200
+
+
+def test_server_of_a_process_with_few_descriptors_has_fewer_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (128, 128))
+    assert HttpLimits(connections=64).count_connections() == 8
