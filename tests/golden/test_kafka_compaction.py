@@ -94,6 +94,7 @@ class Player:
     def play_shows(self, expected: list[str]) -> None:
         self._publish(OTHER, [(b"k", b"1"), (b"k", b"2")])
         self._wait(lambda: len(self._read(OTHER)) == 1)
+        assert len(self._read(OTHER)) == 1, "compaction has run"
         self._wait(lambda: self._read(self._topic) == expected)
         assert self._read(self._topic) == expected
 
