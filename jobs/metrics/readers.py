@@ -350,9 +350,10 @@ def read_sizes(mq: Connection, observer: Observer, build: FamilyBuilder) -> Iter
     live, store = observer.query(read_live_state), mq.namespace.store
     topics = live.topics
     sizes = measure_sizes(store, topics)
-    is_used = any((topic.final_offsets > 0).any() for topic in topics.values())
+    is_used = mq.namespace.config.ms("final.interval.ms") > 0
+    is_due = is_used and observer.query(lambda state: bool(state.leader))
     now_ms = find_store_now_ms(mq.namespace.files)
-    lag_ms = measure_final_lag_ms(store, topics, now_ms) if is_used else 0
+    lag_ms = measure_final_lag_ms(store, topics, now_ms) if is_due else 0
     yield build.value("lakemq_final_lag_seconds", "Age of the oldest messages that could be final.", lag_ms / 1000)
     missing = count_missing_files(store.open(SEGMENTS), live) if is_used else 0
     yield build.value(
