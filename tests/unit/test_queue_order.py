@@ -61,3 +61,15 @@ def test_messages_come_in_order_after_an_abort(goes_back: bool) -> None:
     if goes_back:
         assert consumer.go_back(batch)
     assert take(consumer, 9) == [*[(offset, 2) for offset in range(3)], *[(offset, 1) for offset in range(3, 9)]]
+
+
+def test_poll_brings_prefetched_messages_once_a_transaction_has_made_room() -> None:
+    world = QueueWorld()
+    world.publish({0: 6})
+    consumer = world.consumer(max_delivered_unacked_msgs_per_flow=3)
+    batch = consumer.poll(max_records=3, timeout_ms=20)
+    started = world.ask(InitProducer("tx", 60_000))
+    ref = TransactionRef("tx", started.producer_id, started.producer_epoch)
+    world.ask(Acknowledge("g", consumer.member_id, batch.offsets.messages, ref))  # type: ignore[attr-defined]
+    world.ask(EndTransaction(ref, True, 1))
+    assert [message.offset for message in consumer.poll(max_records=3)] == [3, 4, 5]

@@ -389,8 +389,6 @@ class DeliveryPlanner:
         """The newest step, its time by the group's clock, and when this consumer saw it by its own."""
         self._now_ms = 0
         """When this consumer looked at the group's state last, by its own clock."""
-        self._open_count = 0
-        """Shown messages without an outcome when the last poll began to select."""
         self._pace = ProcessingPace()
         self._shown_last: dict[TopicPartition, None] = {}
         """Partitions by when messages of them were last shown, the earliest first."""
@@ -423,8 +421,7 @@ class DeliveryPlanner:
 
     def limit_poll(self, max_count: int) -> int:
         """Return how many messages the next poll may show: what the member can finish within max.handoff.ms."""
-        self._open_count = self.count_open()
-        self._pace.note(self._open_count, self._now_ms)
+        self._pace.note(self.count_open(), self._now_ms)
         if self.settings is None or not self.settings.handoff_ms:
             return max_count
         return min(max_count, self._pace.find_limit(self.settings.handoff_ms, self.settings.max_unacknowledged))
@@ -456,8 +453,8 @@ class DeliveryPlanner:
             if tp not in paused_by_user and (delivers_paused or not partition.is_paused)
         }
         counts = {tp: _count(stretches) for tp, stretches in unshown.items()}
-        room = 0 if self.settings is None else self.settings.max_unacknowledged - self._open_count
-        sizes = divide_room(counts, max(0, min(max_count, room)))
+        # after the group's state is taken in: a transaction may have settled open messages
+        sizes = divide_room(counts, max(0, min(max_count, self.count_room())))
         selected = {tp: take_first(unshown[tp], size) for tp, size in sizes.items() if size}
         return PollSelection(selected, sum(counts.values()) - sum(map(_count, selected.values())))
 
