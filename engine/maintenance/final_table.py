@@ -129,31 +129,27 @@ class FinalTable:
             CommitConflict: another sequencer has committed.
         """
         now_ms, is_changed = self._clock.steady_ms(), False
-        rows = _read_named_rows(segments, live)
-        missing = self.sync(final, rows)
-        self._note_steps(rows, now_ms)
+        rows, read_step = _read_named_rows(segments, live)
+        missing = self.sync(final, rows, read_step)
+        self._synced.note(now_ms, pc.max(rows.column("step")).as_py() or 0)
+        self._switched.note(now_ms, read_step)
         self._crash_point("projector.final_messages_synced")
         if rewrites := self._write_files(final, rows, live, now_ms):
             self._crash_point("finalizing.files_rewritten")
             is_changed = self._swap_rows(segments, rewrites)
             self._crash_point("finalizing.segments_swapped")
-            rows = _read_named_rows(segments, live)
-            missing = self.sync(final, rows)
+            rows, read_step = _read_named_rows(segments, live)
+            missing = self.sync(final, rows, read_step)
         self._compaction.end_pass(rows.column("file_id"), live.now_ms)
         step = min(settled_step, self._synced.find(now_ms - self._hold_ms))
-        is_changed |= self._switch(segments, _list_switchable_rows(rows, final, missing), live, step)
+        is_changed |= self._switch(segments, _list_switchable_rows(rows, read_step, final, missing), live, step)
         is_waiting = pc.any(pc.equal(rows.column("kind"), FINAL_PENDING)).as_py()
         # Files that were switched a moment ago are merged after the hold, also if nothing becomes final until then.
         is_waiting |= self._compaction.is_waiting or not self._switched.is_settled(now_ms - self._hold_ms)
         self._due_at_ms = self._clock.steady_ms() + self._hold_ms if is_waiting else None
         return is_changed
 
-    def _note_steps(self, rows: pa.Table, now_ms: int) -> None:
-        """Note which steps the table has seen, and which of them views read."""
-        self._synced.note(now_ms, pc.max(rows.column("step")).as_py() or 0)
-        self._switched.note(now_ms, _find_read_step(rows))
-
-    def sync(self, final: TableHandle, rows: pa.Table) -> list[int]:
+    def sync(self, final: TableHandle, rows: pa.Table, read_step: int) -> list[int]:
         """Add the files that rows of `segments` name, and remove the others. Return the ids of those not added.
 
         A file that lies whole below the log starts, or whose topic is gone, is not named any more. Messages of a new
@@ -161,6 +157,8 @@ class FinalTable:
 
         A file that was missing may be there again when views read later steps. It comes into the table together with
         the next new file, and with its step there: views do not read that step yet.
+
+        rows, read_step: of `_read_named_rows`.
         """
         named = {file.file_id: file for file in list_named_files(rows)}
         live_files = final.files()
@@ -170,7 +168,6 @@ class FinalTable:
         new = [file for file_id, file in named.items() if file_id not in stored]
         with Workers(_AT_ONCE, "lakemq-footers") as pool:  # on a store, each takes some requests, and the pass waits
             found = list(pool.map(partial(_find_file, self._files), new))
-        read_step = _find_read_step(rows)
         next_step = max((file.step for file, new_file in zip(new, found, strict=True) if new_file), default=0)
         for file, new_file in zip(new, found, strict=True):
             is_late = file.kind == FINAL_PENDING and file.step <= read_step
@@ -503,20 +500,25 @@ def choose_last_files(sizes: Sequence[int], least: int) -> int:
     return first if len(sizes) - first >= least else len(sizes)
 
 
-def _read_named_rows(segments: TableHandle, live: LiveState) -> pa.Table:
-    """Return the rows of final messages that are not deleted, by topic, step, partition and offset."""
+def _read_named_rows(segments: TableHandle, live: LiveState) -> tuple[pa.Table, int]:
+    """Return the rows of final messages that are not deleted, by topic, step, partition and offset.
+
+    And the last step that views read: they look at the rows of deleted messages, too, as long as these are there.
+    """
     rows = segments.read(_NAMED, kind=_FINAL)
+    read_step = pc.max(rows.column("step").filter(pc.equal(rows.column("kind"), FINAL))).as_py() or 0
     is_there = pc.is_in(rows.column("topic_id"), pa.array(sorted(live.topics), pa.int64())).to_numpy()
     rows = rows.filter(pa.array(is_there & ~mask_deleted_segments(rows, live)))
-    return rows.sort_by([(name, "ascending") for name in ("topic_id", "step", "partition", "base_offset")])
+    return rows.sort_by([(name, "ascending") for name in ("topic_id", "step", "partition", "base_offset")]), read_step
 
 
-def _list_switchable_rows(rows: pa.Table, final: TableHandle, missing: Sequence[int]) -> pa.Table:
+def _list_switchable_rows(rows: pa.Table, read_step: int, final: TableHandle, missing: Sequence[int]) -> pa.Table:
     """Return the pending rows whose files the table has, with the steps from which on they may be switched.
 
     For a file that came late into the table, that is a pending step after which views read its step there.
+
+    rows, read_step: of `_read_named_rows`.
     """
-    read_step = _find_read_step(rows)
     is_missing = pc.is_in(rows.column("file_id"), pa.array(missing, pa.int64()))
     rows = rows.filter(pc.and_not(pc.equal(rows.column("kind"), FINAL_PENDING), is_missing))
     steps = rows.column("step").to_numpy().copy()
@@ -528,11 +530,6 @@ def _list_switchable_rows(rows: pa.Table, final: TableHandle, missing: Sequence[
         at = np.searchsorted(pending, [stored.get(file_id, 0) for file_id in late_ids])
         steps[is_late] = np.append(pending, np.iinfo(np.int64).max)[at]
     return rows.set_column(rows.schema.get_field_index("step"), "step", pa.array(steps))
-
-
-def _find_read_step(rows: pa.Table) -> int:
-    """Return the last step that views read."""
-    return pc.max(rows.column("step").filter(pc.equal(rows.column("kind"), FINAL))).as_py() or 0
 
 
 def list_named_files(rows: pa.Table) -> list[NamedFile]:
@@ -591,15 +588,15 @@ def _read_kept_messages(files: Files, file: NamedFile, live: LiveState) -> pa.Ta
 
 def count_missing_files(segments: TableHandle, live: LiveState) -> int:
     """Return how many files `final_messages` lacks, or has got back, while views read later ones."""
-    rows = _read_named_rows(segments, live)
-    is_late = (pc.field("kind") == FINAL_PENDING) & (pc.field("step") <= _find_read_step(rows))
+    rows, read_step = _read_named_rows(segments, live)
+    is_late = (pc.field("kind") == FINAL_PENDING) & (pc.field("step") <= read_step)
     return int(pc.count_distinct(rows.filter(is_late).column("file_id")).as_py())
 
 
 def find_damaged_files(files: Files, segments: TableHandle, live: LiveState) -> dict[str, str]:
     """Return the files that `segments` names and that are not there as they were written: name -> what was found."""
     damaged: dict[str, str] = {}
-    for file in list_named_files(_read_named_rows(segments, live)):
+    for file in list_named_files(_read_named_rows(segments, live)[0]):
         try:
             _read_metadata(files, file)
         except (OSError, ValueError) as error:

@@ -395,6 +395,31 @@ def test_missing_file_holds_up_its_own_messages_alone(
     check_final_messages(mq)
 
 
+def test_missing_file_that_is_back_is_shown_once_after_later_messages_were_deleted(
+    mq: Connection, mq_clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_file, missing = final_table._find_file, {"a"}
+    monkeypatch.setattr(final_table, "_find_file", lambda fs, f: None if f.topic in missing else find_file(fs, f))
+    for topic in "ab":
+        mq.topics.create(topic, 1)
+        mq.publish(topic, pa.table({"value": [f"{topic}1"]}))
+        until(lambda topic=topic: mq.state().topic(topic).final_offsets.tolist() == [1])
+
+    def is_read() -> bool:
+        let_readers_move_on(mq, mq_clock)
+        return describe_files("b", mq) == "final"
+
+    wait_until(is_read, "reads of b", PATIENCE_S)
+    mq.topics.delete_records("b", {0: 1})
+    missing.clear()
+    # between these two writes views read `segments` as it was, and the table as it is
+    monkeypatch.setattr(final_table.FinalTable, "_switch", lambda *_: False)
+    for _ in range(3):
+        let_readers_move_on(mq, mq_clock)
+        shown = mq.sql("SELECT topic, value FROM log_committed", wait_ms=9_000).to_pylist()
+        assert shown == [{"topic": "a", "value": b"a1"}]
+
+
 @pytest.mark.extended
 def test_log_start_among_aborted_messages_holds_up_no_final_message(mq: Connection, mq_clock: MovableClock) -> None:
     mq.topics.create("aborted", 1)
