@@ -71,7 +71,8 @@ _LONGEST_MS = 100 * 365 * 86_400_000
 
 # Messages where they were published, and those that data rows name in files of `final_messages`. Both kinds of rows
 # change in one commit to `segments`, which engines read first: what it does not call final yet is shown by the first
-# query alone. The tables that are read later have what it names, for as long as `merge.grace.ms`.
+# query alone. The tables have what it names for five minutes more, or for `merge.grace.ms` if that is less, and are
+# read until then.
 _LOG = f"""\
 SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
        coalesce(timestamp_millis(s.append_time_ms), m.timestamp) AS timestamp,

@@ -142,7 +142,7 @@ class RangeFetcher:
             starts: (topic, partition) -> first offset, at least for the partitions in `ends`.
             ends: (topic, partition) -> end offset (exclusive).
             topic_ids: of these topics.
-            all_places: partitions of the consumer. If there is nothing to fetch, one of their topics is fetched
+            all_partitions: partitions of the consumer. If there is nothing to fetch, one of their topics is fetched
                 without offsets, so that a batch without messages is a table and a DataFrame as well.
         """
         parts = []
