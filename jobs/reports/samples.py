@@ -122,6 +122,8 @@ def _make_edges(since_ms: int, until_ms: int) -> Numbers:
 
 def _split_by_subject(rows: pa.Table) -> dict[Subject, dict[str, Numbers]]:
     """Return the values of each subject, in order of steps. A week may have a million rows, hence as columns."""
+    if not rows.num_rows:
+        return {}
     topics, groups = (rows.column(name).combine_chunks().dictionary_encode() for name in ("topic", "group"))
     places = topics.indices.to_numpy().astype(np.int64) * len(groups.dictionary) + groups.indices.to_numpy()
     order = np.lexsort((rows.column("step").to_numpy(), places))

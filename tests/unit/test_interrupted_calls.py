@@ -57,10 +57,10 @@ def within_s(seconds: float, work: Callable[[], Any]) -> Any:
 def test_interrupted_poll_and_begin_can_be_repeated(mq: Connection, event: str) -> None:
     mq.publish("t", pa.table({"value": ["x"]}))
     consumer = mq.consumer("g", assign=["t"])
-    interrupt(consumer.poll, event, "own")
+    interrupt(consumer.poll, event, "_find_bounds")
     assert within_s(10, lambda: consumer.poll().to_arrow().num_rows) == 1
     transaction = mq.producer("p", linger_ms=0)
-    interrupt(transaction.begin_transaction, event, "own")
+    interrupt(transaction.begin_transaction, event, "check_not_fenced")
     within_s(10, transaction.begin_transaction)
     within_s(10, transaction.abort_transaction)
 
