@@ -258,7 +258,7 @@ LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 def mq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
     monkeypatch.setattr(housekeeping, "LOAD_MS", 0)
     monkeypatch.setattr(housekeeping, "QUIET_MS", 0)
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as connection:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG | {"final.interval.ms": 0}) as connection:
         yield connection
 
 
