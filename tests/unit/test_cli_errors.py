@@ -56,11 +56,12 @@ def refusal(path: Path | str, *arguments: str, stdin: bytes = b"") -> str:
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     path = tmp_path_factory.mktemp("cli") / "mq"
-    with lakemq.connect(str(path), create=True) as first, first.serving():
+    config = {"final.interval.ms": 0}  # else the sequencer makes folders meanwhile
+    with lakemq.connect(str(path), create=True, config=config) as first, first.serving():
         first.topics.create("t", partitions=2)
         first.publish("t", pa.table({"value": ["there"]}))
     # the first one has projected all of it when it handed over the lease
-    with lakemq.connect(str(path)) as connection, connection.serving():
+    with lakemq.connect(str(path), config=config) as connection, connection.serving():
         yield connection
 
 

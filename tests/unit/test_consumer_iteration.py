@@ -14,7 +14,7 @@ from lakemq.engine.client.consume import consumer as consumer_module
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.consume.group_consumer import MemberConsumer
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.client.fetch.fetch_result import FetchResult, Message
+from lakemq.engine.client.fetch.fetch_result import FetchResult, Message, Row
 from lakemq.errors import StorageError
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -56,14 +56,14 @@ def test_messages_that_could_not_be_read_come_in_the_next_loop(
     add(mq, topic, {0: 5})
     if ack_mode is not None:
         mq.groups.create(group, {"ack.mode": ack_mode})
-    read, failures = FetchResult.__iter__, [StorageError("The store gives no answer.")]
+    read, failures = FetchResult._rows, [StorageError("The store gives no answer.")]
 
-    def fail_once(fetched: FetchResult) -> Iterator[Message]:
+    def fail_once(fetched: FetchResult) -> Iterator[Row]:
         if fetched.record_count and failures:
             raise failures.pop()
         return read(fetched)
 
-    monkeypatch.setattr(FetchResult, "__iter__", fail_once)
+    monkeypatch.setattr(FetchResult, "_rows", fail_once)
     with create_consumer(mq, group, topic, protocol) as consumer:
         with pytest.raises(StorageError):
             list(consumer)

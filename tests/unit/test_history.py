@@ -37,6 +37,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     ):
         for module in (progress, samples):
             patch.setattr(module, "MINUTE_MS", 100)
+        patch.setattr(samples, "_MOST_POINTS", 10_000)  # else a quick machine does all within the length of one point
         mq.topics.create("orders", 2)
         mq.topics.create("reminders")
         for group, protocol in (("cooperative", "cooperative"), ("queue", "queue")):
