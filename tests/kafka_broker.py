@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyspark
@@ -178,19 +179,30 @@ class Kafka:
 
 
 @contextmanager
-def serve_kafka(folder: Path) -> Iterator[Kafka]:
-    """Run a broker in an empty folder until the block ends."""
-    jar_folder, port, controller_port = fetch_jars(), find_free_port(), find_free_port()
-    classpath = f"{jar_folder}/*"
+def run_broker(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[int]:
+    """Run a broker in an empty folder until the block ends. Yield its port."""
+    port, controller_port = find_free_port(), find_free_port()
+    lines = _PROPERTIES.format(folder=folder, port=port, controller_port=controller_port)
     properties = folder / "server.properties"
-    properties.write_text(_PROPERTIES.format(folder=folder, port=port, controller_port=controller_port))
-    java = [jars.java_command(), "-Xmx400m", "-cp", classpath]
+    properties.write_text(lines + "".join(f"{name}={value}\n" for name, value in settings.items()))
+    java = [jars.java_command(), "-Xmx768m", "-cp", f"{fetch_jars()}/*"]
     format_storage = [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(properties)]
     subprocess.run(format_storage, check=True, timeout=120, capture_output=True)
-    py4j_jar = next((PYSPARK / "jars").glob("py4j-*.jar"))
     with run_server([*java, "kafka.Kafka", str(properties)], port, folder):
+        yield port
+
+
+@contextmanager
+def serve_kafka(folder: Path) -> Iterator[Kafka]:
+    """Run a broker in an empty folder until the block ends, with Kafka's own clients in a JVM of their own."""
+    py4j_jar = next((PYSPARK / "jars").glob("py4j-*.jar"))
+    with run_broker(folder) as port:
         client_port = launch_gateway(
-            jarpath=str(py4j_jar), classpath=classpath, die_on_exit=True, java_path=java[0], javaopts=["-Xmx300m"]
+            jarpath=str(py4j_jar),
+            classpath=f"{fetch_jars()}/*",
+            die_on_exit=True,
+            java_path=jars.java_command(),
+            javaopts=["-Xmx300m"],
         )
         gateway = JavaGateway(gateway_parameters=GatewayParameters(port=client_port, auto_convert=True))
         try:

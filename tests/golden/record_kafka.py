@@ -8,68 +8,29 @@ Maven fetches Kafka's jars once into the user's cache folder. One broker runs, w
 
 import itertools
 import re
-import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
-from fetched_programs import fetch_once, find_free_port, run_server
 from golden.compaction_words import Content, is_fill, make_fill, parse_message, show_message
+from kafka_broker import run_broker
 
-VERSION = "4.3.1"
 CASES = Path(__file__).with_name("compaction.yaml")
 CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "segment.ms": "1"}
 _QUIET_S = 3
 """Compaction has nothing to do if a topic has not changed for so long. The cleaner looks ten times a second."""
-_POM = f"""\
-<project><modelVersion>4.0.0</modelVersion><groupId>t</groupId><artifactId>t</artifactId><version>1</version>
-<dependencies><dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
-<version>{VERSION}</version></dependency></dependencies></project>"""
-_PROPERTIES = """\
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-controller.listener.names=CONTROLLER
-log.dirs={folder}/logs
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=1
-log.cleaner.threads=2
-log.cleaner.backoff.ms=100
-log.retention.check.interval.ms=300
-log.initial.task.delay.ms=100
-"""
-
-
-@contextmanager
-def serve_kafka() -> Iterator[str]:
-    """Run a broker until the block ends. Yield its address."""
-
-    def install(folder: Path) -> None:
-        (folder / "pom.xml").write_text(_POM)
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder}"]
-        subprocess.run(command, cwd=folder, check=True)
-
-    jars = fetch_once(f"kafka-{VERSION}", "mvn", f"kafka_2.13-{VERSION}.jar", install).parent
-    with tempfile.TemporaryDirectory(prefix="lakemq-kafka-") as name:
-        folder, port = Path(name), find_free_port()
-        properties = folder / "server.properties"
-        properties.write_text(_PROPERTIES.format(port=port, controller=find_free_port(), folder=folder))
-        java = ["java", "-Xmx768m", "-cp", f"{jars}/*"]
-        storage = ["kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", str(properties)]
-        subprocess.run([*java, *storage], check=True, stdout=subprocess.DEVNULL)
-        with run_server([*java, "kafka.Kafka", str(properties)], port, folder):
-            yield f"127.0.0.1:{port}"
+_SETTINGS = {
+    "log.cleaner.threads": "2",
+    "log.cleaner.backoff.ms": "100",
+    "log.retention.check.interval.ms": "300",
+    "log.initial.task.delay.ms": "100",
+}
 
 
 class Player:
@@ -186,8 +147,12 @@ def record(address: str, number: int, case: dict[str, Any]) -> list[str]:
 def main() -> None:
     text = CASES.read_text()
     cases = yaml.safe_load(text)
-    with serve_kafka() as address, ThreadPoolExecutor(len(cases)) as pool:
-        recorded = pool.map(record, itertools.repeat(address), itertools.count(), cases)
+    with (
+        tempfile.TemporaryDirectory(prefix="lakemq-kafka-") as folder,
+        run_broker(Path(folder), _SETTINGS) as port,
+        ThreadPoolExecutor(len(cases)) as pool,
+    ):
+        recorded = pool.map(record, itertools.repeat(f"127.0.0.1:{port}"), itertools.count(), cases)
         outcomes = iter([outcome for of_case in recorded for outcome in of_case])
     line = re.compile(r"^(    - (?:shows|uncommitted): )\[.*\]$", re.MULTILINE)
     CASES.write_text(line.sub(lambda found: found[1] + next(outcomes), text))
