@@ -189,7 +189,7 @@ class Sampler:
             self._late_ms = max(self._late_ms or 0, placed.entry.record.late_ms)
 
     def _build_own_row(self, step: int) -> SampleRow:
-        """Return the row of the sequencer, and begin to count anew."""
+        """Return the row of the sequencer, and set its counts back."""
         p50_ms, p99_ms = map(int, np.percentile(self.took_ms, (50, 99))) if self.took_ms else (None, None)
         row = SampleRow(
             step=step,

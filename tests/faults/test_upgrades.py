@@ -18,12 +18,20 @@ from lakemq.testing import wait_until
 
 pytestmark = pytest.mark.extended
 
-PREVIOUS = "382f3daf"
-"""The earlier version. Set it anew where the stored format changes, and say so in `docs/operations.md`."""
+PREVIOUS = "54c6198f"
+"""The earlier version. Set a later one where the stored format changes, and say so in `docs/operations.md`."""
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 100
 COUNT = 30
 """Messages that each client sends and consumes before the next process is replaced."""
+
+CREATE = """
+import sys
+import lakemq
+
+lakemq.connect(sys.argv[1], create=True).close()
+print(lakemq.__file__)
+"""
 
 CLIENT = """
 import json, sys, threading
@@ -79,7 +87,7 @@ def test_versions_take_over_from_each_other_and_serve_each_others_clients(
         return run(tree, sys.executable, "-c", CLIENT, str(path), name)
 
     started = subprocess.run(
-        [sys.executable, "-c", "import lakemq; print(lakemq.__file__)"],
+        [sys.executable, "-c", CREATE, str(path)],
         env={**os.environ, "PYTHONPATH": str(previous / "src")},
         capture_output=True,
         text=True,
@@ -87,7 +95,6 @@ def test_versions_take_over_from_each_other_and_serve_each_others_clients(
         check=True,
     )
     assert started.stdout.strip() == str(previous / "src/lakemq/__init__.py")
-    lakemq.connect(str(path), create=True).close()
     leader = serve(previous)
     leader.wait_for_line("leads with epoch 1")
     with lakemq.connect(str(path)) as mq:
