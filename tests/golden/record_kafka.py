@@ -3,8 +3,8 @@
     pip install confluent-kafka
     PYTHONPATH=tests python tests/golden/record_kafka.py
 
-Maven fetches Kafka's jars once into the user's cache folder. One broker runs, with KRaft, in a temporary folder. Record
-on a quiet machine: in the histories with min.cleanable.dirty.ratio Kafka may else clean after each line, not after some.
+Maven fetches Kafka's jars once into the user's cache folder. One broker runs, with KRaft, in a temporary folder.
+Record on a quiet machine: in the histories with min.cleanable.dirty.ratio Kafka may else clean after each line.
 """
 
 import itertools
