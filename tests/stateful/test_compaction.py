@@ -126,6 +126,7 @@ class Compaction(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
+@pytest.mark.extended
 @pytest.mark.hypothesis
 def test_compacted_topic_shows_the_newest_message_of_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "LONG_RUN", 2)

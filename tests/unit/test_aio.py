@@ -21,6 +21,8 @@ from lakemq.engine.client.fetch import fetch_result
 from lakemq.engine.client.fetch.arrow import fetch_arrow
 from lakemq.errors import BufferFull, IllegalState, InvalidRequest, StorageError, UnknownTopicOrPartition
 
+SERVED_WITH = {"project.interval.ms": 50}
+
 pytestmark = pytest.mark.slow
 
 

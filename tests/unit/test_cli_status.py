@@ -19,6 +19,7 @@ from unit.served import new_name, new_topic, read_objects, run_lakemq, served, u
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
+from lakemq.jobs.commands import status as status_command
 from lakemq.jobs.commands.shared.message_format import parse_format
 from lakemq.jobs.status import read_status, take_sample, topic_rows
 from lakemq.tables.storage.coordination import sockets
@@ -28,6 +29,11 @@ pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).parents[2]
 Lakemq = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def quick_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_command, "_REFRESH_S", 0.05)
 
 
 def read_json(path: str) -> dict[str, Any]:

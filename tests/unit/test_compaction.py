@@ -15,6 +15,7 @@ import pytest
 from examples import examples
 from finals import PATIENCE_S, check_each_added_once, let_readers_move_on, read_final_messages, read_from_final_files
 from hypothesis import given
+from targets import extended_but
 from unit.served import until
 
 import lakemq
@@ -186,7 +187,7 @@ HISTORY: list[tuple[str, str | None]] = [
 KEPT = [(4, b"b", None), (5, b"d", b"1"), (6, b"a", b"3"), (7, b"c", b"2")]
 
 
-@pytest.mark.parametrize("long_run", [2, compaction.LONG_RUN])
+@pytest.mark.parametrize("long_run", extended_but([2], [2, compaction.LONG_RUN]))
 def test_every_reader_shows_the_newest_message_of_each_key(
     mq: Connection, mq_clock: MovableClock, monkeypatch: pytest.MonkeyPatch, long_run: int
 ) -> None:
@@ -257,6 +258,7 @@ def test_tombstone_stays_for_its_time_after_older_messages_have_gone(mq: Connect
     assert show(mq) == [(4, b"b", b"3")]
 
 
+@pytest.mark.extended
 def test_topic_is_compacted_when_its_policy_changes(mq: Connection, mq_clock: MovableClock) -> None:
     mq.topics.create("t")
     send(mq, "t", [("a", "1"), ("a", "2")])

@@ -358,6 +358,7 @@ def test_published_files_go_when_their_messages_are_read_from_final_ones(
     assert make_checks(mq, mq.observer())["data files"]().ok
 
 
+@pytest.mark.extended
 def test_missing_file_holds_up_its_own_messages_alone(
     mq: Connection, mq_clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

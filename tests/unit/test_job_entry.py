@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from unit.consuming import add, create_queue_group, join_queue_group, take_messages
-from unit.served import new_name, new_topic, until
+from unit.served import new_name, new_topic, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -23,6 +23,8 @@ from lakemq.errors import InvalidRecord, NotLeader
 from lakemq.jobs import entry, serve, step
 from lakemq.jobs.jars import MissingJars
 from lakemq.jobs.process.exits import Exit
+
+SERVED_WITH = {"project.interval.ms": 50}
 
 JOBS = ("audit", "copy_topic", "microbatch", "mirror", "release_delayed", "serve", "step")
 SPARK_JOBS = ("copy_topic", "microbatch", "mirror")
@@ -154,8 +156,8 @@ def test_step_unless_led_succeeds_while_another_sequencer_leads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "mq")
-    with lakemq.connect(path, create=True) as mq, mq.serving():
-        mq.topics.create("t")
+    with served(tmp_path, **{"lease.ms": 500}) as mq:
+        path = mq.namespace.path
         assert step.main(["--path", path, "--until-idle", "--wait-ms", "100"]) == 4
         assert step.main(["--path", path, "--until-idle", "--unless-led"]) == 0
         leader = mq.state().leader
