@@ -1,7 +1,5 @@
 """The views of a namespace, in the SQL that Spark and DuckDB share; `{database}` stands for the database's name."""
 
-from __future__ import annotations
-
 __all__ = ["VIEWS", "VIEW_COLUMNS"]
 
 

@@ -4,8 +4,6 @@ They run in the call that gets the argument. A value that passes can be encoded,
 64 bits, texts have no lone surrogates. All raise InvalidRequest, or the `error` that is passed.
 """
 
-from __future__ import annotations
-
 import operator
 import os
 from collections.abc import Collection, Iterable, Mapping

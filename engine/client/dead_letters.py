@@ -3,8 +3,6 @@
 A dead letter is open until it was redriven (sent back) or purged (closed).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

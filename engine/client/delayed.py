@@ -1,7 +1,5 @@
 """The API for delayed messages: `mq.delayed`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -3,8 +3,6 @@
 How ranges ended is read from the table, and from the steps after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from copy import copy

@@ -1,7 +1,5 @@
 """Tables of HTML, which notebooks show by `_repr_html_` instead of the plain repr."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from html import escape
 

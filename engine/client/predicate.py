@@ -1,7 +1,5 @@
 """Predicates: conditions on rows that users write in DuckDB's SQL."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 

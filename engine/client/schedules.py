@@ -1,7 +1,5 @@
 """The API for schedules of recurring messages: `mq.schedules`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime

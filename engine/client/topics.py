@@ -1,7 +1,5 @@
 """The API for topics: `mq.topics`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The headers are those of W3C Trace Context: `traceparent` and `tracestate`.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

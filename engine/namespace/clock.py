@@ -1,7 +1,5 @@
 """Clocks, passed as arguments so that tests control time; and waits for objects that arrive in a folder."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Settings of the engine: `conf/lakemq.yaml`, checked key by key on load."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

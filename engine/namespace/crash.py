@@ -4,8 +4,6 @@
 the point was reached and that no work is left half done. Without the variable, an arrival costs one comparison.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter

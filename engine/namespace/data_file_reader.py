@@ -4,8 +4,6 @@ A file that was rewritten or cut short shows in its size and its footer, a page 
 Its errors need packages that Spark's executors lack, so it is apart from `data_file.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

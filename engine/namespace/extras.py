@@ -1,7 +1,5 @@
 """The optional dependencies, and the error for a missing one."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ says hello first. It sends letters only after the leader's welcome, so a leader 
 arrive. This order is what lets a leader drop the lines that a client has left (see `lines`).
 """
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import struct

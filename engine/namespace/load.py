@@ -1,7 +1,5 @@
 """Load the state from what is stored: the projections at the watermark. The caller replays the newer steps on it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa

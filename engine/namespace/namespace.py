@@ -1,7 +1,5 @@
 """A namespace: a folder or object-store prefix that holds the tables, the mailbox and the data files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import suppress

@@ -3,8 +3,6 @@
 A sample holds totals and no differences. So a leader that dies takes none with it: the next one goes on from the state.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass

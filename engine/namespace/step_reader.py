@@ -7,8 +7,6 @@ Invariant: the steps after the newest watermark have no gap, and each is as it w
 although a later one is there is damage, unless a watermark now holds it: then the reader loads again from there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Turn errors of the store into errors that users know, and notice a namespace that is gone or damaged."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

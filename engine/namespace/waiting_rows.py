@@ -3,8 +3,6 @@
 The table may have millions of rows, so they are read piece by piece.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait

@@ -7,8 +7,6 @@ A thread cannot be ended from outside, so a hanging one is left alone. Its plug-
 otherwise hanging threads would pile up.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import traceback

@@ -19,8 +19,6 @@ A member whose process has certainly ended is lost at once (`namespace/process.p
 session: a process that restarts under the same instance id takes the member's place within it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future

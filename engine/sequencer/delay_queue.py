@@ -29,8 +29,6 @@ The queue is not part of the state. `take_due` removes entries before their step
 ends, and the next leader builds a new queue from the state.
 """
 
-from __future__ import annotations
-
 import heapq
 import logging
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Log what a sequencer decides about groups, topics, dead letters and aborted transactions, for an operator."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 

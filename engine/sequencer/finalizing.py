@@ -1,7 +1,5 @@
 """Schedule the writing of messages that become final. A step decides what was written."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -14,8 +14,6 @@ not lead any more still writes decided facts. Of two projectors that write to on
 conflicts, and it stops. Rows of docs/architecture.md: publish 8, 13.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future

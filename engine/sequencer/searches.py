@@ -7,8 +7,6 @@ removed: if a file is merged meanwhile, only the findings still name it. `removi
 holds it, and so does the removal of files.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

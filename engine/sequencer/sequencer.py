@@ -18,8 +18,6 @@ answer is still in the mailbox, or its client puts it there when the line ends. 
 whether it was decided.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

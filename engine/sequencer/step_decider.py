@@ -5,8 +5,6 @@ what follows for groups.
 Rows of docs/architecture.md: publish 8.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from bisect import bisect_left

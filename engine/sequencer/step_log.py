@@ -17,8 +17,6 @@ The fence needs no clock and no lock; the lease only decides who may try.
 Rows of docs/architecture.md: publish 10; end of a transaction 5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 When leadership is in doubt, it throws all of it away.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor

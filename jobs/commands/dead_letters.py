@@ -1,7 +1,5 @@
 """`lakemq dead-letters`: list dead letters, send them back, or purge them."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`lakemq mirror`: move topics and groups from Kafka, as the job of this name does."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Annotated

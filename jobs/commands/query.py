@@ -1,7 +1,5 @@
 """`lakemq sql` (in DuckDB) and `lakemq spark-sql` (Spark's shell): SQL over the tables of a namespace."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

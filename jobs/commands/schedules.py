@@ -1,7 +1,5 @@
 """`lakemq schedules`: create, list, pause, resume and delete schedules of recurring messages."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 

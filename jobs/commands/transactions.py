@@ -1,7 +1,5 @@
 """`lakemq transactions` and `lakemq describe-producers`: show open transactions and producers, and abort."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`lakemq worker`: call a function of the current folder for each message of a queue group."""
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import logging

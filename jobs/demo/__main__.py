@@ -1,7 +1,5 @@
 """`python -m lakemq.jobs.demo`: the tour."""
 
-from __future__ import annotations
-
 import sys
 
 from lakemq.engine.namespace.extras import needs

@@ -4,8 +4,6 @@ Each row that was sent is one message, in order. A check compares what was sent 
 saw. It raises CheckFailed where they differ.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

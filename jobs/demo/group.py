@@ -3,8 +3,6 @@
 Processes share the flights and raise alerts: one joins late, one is killed in a transaction and comes back.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """The demo's report: one picture each of SQL, the group, the transactions and the delayed messages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any

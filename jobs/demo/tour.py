@@ -7,8 +7,6 @@ Reminders of departures are delayed messages. The tour exits with 1 when a check
 with the namespace `nyc` and `report.html`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

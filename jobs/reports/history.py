@@ -3,8 +3,6 @@
 Totals are in `samples`. Owners, handoffs and changes have tables of their own. All are read as of one step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """A namespace's history as sections of a report, for `lakemq report` and the demo."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any

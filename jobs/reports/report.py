@@ -1,7 +1,5 @@
 """A report: text, tables and plotly figures in one HTML file that needs no network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`groups`, `members`, `assignments`, `assignment_moves`, `consumer_offsets`; and live tables about the same."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any

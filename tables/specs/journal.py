@@ -3,8 +3,6 @@
 Like every table, the journal is written from the step objects, a second later.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

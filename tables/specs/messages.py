@@ -3,8 +3,6 @@
 `messages` has the data files. A payload is written once, and not copied on its way to a consumer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import unquote

@@ -1,7 +1,5 @@
 """All tables of a namespace, in the order in which they are created."""
 
-from __future__ import annotations
-
 from .groups import ASSIGNMENT_MOVES, ASSIGNMENTS, CONSUMER_OFFSETS, GROUPS, MEMBERS
 from .journal import JOURNAL, SAMPLES, WATERMARKS
 from .messages import DELAYED, FINAL_MESSAGES, INBOX, MESSAGES, REJECTED_ROWS, SCHEDULES

@@ -4,8 +4,6 @@ DDL, the Spark catalog, the docs page of tables and every read and write follow 
 column's type. This needs only pyarrow, so that the pure protocol may share the columns.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

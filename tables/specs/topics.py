@@ -1,7 +1,5 @@
 """`topics`, `partitions` and `segments`: the topics, the extent of each partition's log, and what is in it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

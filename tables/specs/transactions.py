@@ -3,8 +3,6 @@
 And `producers`, `clients` and `applications`, by which repeated requests are recognized.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@ do not expect that, and the process dies by a signal. So the exit interrupts que
 returned, and no daemon thread begins another one. A long call is made of guarded pieces, so that it ends between two.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import queue

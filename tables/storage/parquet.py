@@ -4,8 +4,6 @@ LakeMQ writes a CRC-32 into the header of every page. A read that meets a page w
 without a checksum, which other engines write, are read as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

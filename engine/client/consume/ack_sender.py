@@ -1,7 +1,5 @@
 """Send the acknowledgements of a queue consumer to its group, and repeat requests that were not answered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass

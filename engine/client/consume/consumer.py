@@ -1,7 +1,5 @@
 """The calls that all consumers have in common, and what the parts of a consumer share."""
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping

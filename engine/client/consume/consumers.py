@@ -1,7 +1,5 @@
 """Create the consumers of one connection: members of groups, and consumers of assigned partitions."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

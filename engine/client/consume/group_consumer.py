@@ -3,8 +3,6 @@
 That one reads the partitions that the group assigns, and commits offsets.
 """
 
-from __future__ import annotations
-
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence

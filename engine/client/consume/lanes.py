@@ -1,7 +1,5 @@
 """The lanes of a worker: messages that wait for a thread, by their keys."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A member of a group: what the group decides about its partitions is reported to the user, and carried out."""
 
-from __future__ import annotations
-
 import logging
 import os
 import weakref

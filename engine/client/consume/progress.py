@@ -1,7 +1,5 @@
 """Read up to the ends that partitions had when a loop began, whichever members of the group have them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

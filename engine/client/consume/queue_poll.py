@@ -5,8 +5,6 @@ Recorded outcomes wait here until they are sent to the group. The group may refu
 again. Each poll requests the messages of the next poll, so that they are there when that one is called.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain

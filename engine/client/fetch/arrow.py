@@ -3,8 +3,6 @@
 Rows of docs/architecture.md: fetch 5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

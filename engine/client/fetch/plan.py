@@ -9,8 +9,6 @@ A fetch has three parts:
 Rows of docs/architecture.md: fetch 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime

@@ -3,8 +3,6 @@
 Rows of docs/architecture.md: fetch 5.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import reduce
 

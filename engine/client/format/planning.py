@@ -1,7 +1,5 @@
 """Plan a read on the driver: check ranges of offsets against what the log still has, and cut them into tasks."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import replace

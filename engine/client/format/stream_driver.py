@@ -1,7 +1,5 @@
 """A stream on Spark's driver: it plans batches as the log grows, and commits progress for the stream's group."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A plan is cut into tasks at row groups, so that no two tasks decode the same one
 Executors need the files, pyarrow, numpy, xxhash and msgspec: no Delta, no steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter

@@ -1,7 +1,5 @@
 """Descriptions of groups for operators: a group, its members, and its partitions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups as an operator sees and changes them: `mq.groups`."""
 
-from __future__ import annotations
-
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How far groups have come in their partitions: what each has committed, what is left, and how fast they consume."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Find what holds up a group: its members, open transactions, and in queue groups undelivered messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

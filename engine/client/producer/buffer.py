@@ -1,7 +1,5 @@
 """The buffer of a producer: batches in order, the bytes that they hold, and when the next batch is due."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of a producer: each is checked, by type and range, before the producer does anything."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral

@@ -3,8 +3,6 @@
 Messages of the transactional producer become visible with its commit.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping

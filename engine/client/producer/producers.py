@@ -1,7 +1,5 @@
 """End the producers of this process that are open when the interpreter exits."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -3,8 +3,6 @@
 Rows of docs/architecture.md: publish 12.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 

@@ -4,8 +4,6 @@ Shipped to executors: pyarrow, numpy and xxhash only, unless a topic has a schem
 under random names; only those that a request names exist for anyone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ commit, that of the step; a batch that does not follow the last one is refused, 
 overlap. The rows themselves are removed from the table afterwards, for room only.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Message rows of a user's DataFrame: columns are chosen, checked by type, completed and cast."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

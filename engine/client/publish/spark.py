@@ -1,7 +1,5 @@
 """Publishing a DataFrame: tasks arrange rows and write files, the driver sends one request with all ranges."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace

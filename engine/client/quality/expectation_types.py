@@ -1,7 +1,5 @@
 """The expectations of Great Expectations that a gate supports: their arguments, their SQL, and the rules of a suite."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

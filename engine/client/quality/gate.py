@@ -4,8 +4,6 @@ A row that fails is marked, and is rejected in the same request: `rejected_rows`
 expectation. Rows are looked at once, on their way into data files.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The gate for a DataFrame: rows are marked, and aggregates observed, in the job that writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property

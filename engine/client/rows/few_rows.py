@@ -4,8 +4,6 @@ It makes the same message, partition and refusal of the same row as `body` and `
 Rows of docs/architecture.md: publish 2, 4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby

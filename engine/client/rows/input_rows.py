@@ -1,7 +1,5 @@
 """Rows that callers publish, from any library, and the choice of their message columns."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ Runs on Spark executors too: pyarrow, numpy and xxhash only, unless a topic has 
 Rows of docs/architecture.md: publish 3, 4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -3,8 +3,6 @@
 Rows of docs/architecture.md: publish 6.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

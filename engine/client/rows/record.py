@@ -1,7 +1,5 @@
 """Checks of a record's parts, in the call of `send`, so that an invalid record does not affect others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any

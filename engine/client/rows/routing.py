@@ -1,7 +1,5 @@
 """Routes: the topics that a destination reaches, and how each places keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias

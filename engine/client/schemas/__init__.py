@@ -3,8 +3,6 @@
 It holds only the rule that travels with rows, because executors load it also where no topic has a schema.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

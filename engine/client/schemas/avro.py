@@ -4,8 +4,6 @@ A value begins with two marker bytes and the fingerprint of the schema under whi
 that schema among the topic's versions, and fastavro resolves it against the newest one.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache

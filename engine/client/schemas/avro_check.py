@@ -3,8 +3,6 @@
 `AvroCheck` looks at all values of one part of a schema at once, and names the place of a misfit.
 """
 
-from __future__ import annotations
-
 import struct
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence

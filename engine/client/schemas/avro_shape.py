@@ -4,8 +4,6 @@ fastavro checks nothing of this: a record that contains itself ends the process,
 nulls.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy

@@ -5,8 +5,6 @@ million parts, and a value of a few bytes can have a million items. The validati
 their own.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod

@@ -2,8 +2,6 @@
 handing Arrow a dictionary per row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any

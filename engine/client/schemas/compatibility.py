@@ -1,7 +1,5 @@
 """Decide whether a topic's schema may become another one: for DDL, Avro and JSON Schema."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The schema of a topic: encode values, check them, and give them types; and the rule that travels with rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

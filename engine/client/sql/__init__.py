@@ -1,7 +1,5 @@
 """SQL over a namespace without a JVM: DuckDB runs queries that are written in Spark's SQL."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -4,8 +4,6 @@ DuckDB counts the memory of its buffers, not that of long texts and of the rows 
 between two steps of its plan, and a step may be long. The operating system bounds a process whatever runs in it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import resource

@@ -3,8 +3,6 @@
 Translate Spark's SQL to DuckDB's, so that both engines run the same text.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator

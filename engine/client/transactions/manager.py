@@ -8,8 +8,6 @@ closed the transaction. So nothing becomes part of a transaction after its end, 
 Rows of docs/architecture.md: end of a transaction 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager

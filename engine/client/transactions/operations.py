@@ -1,7 +1,5 @@
 """Operations on transactions, as in Kafka's tools: list who has one open and since when, and end one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Rows of docs/architecture.md: end of a transaction 1.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

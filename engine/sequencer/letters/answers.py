@@ -3,8 +3,6 @@
 The steps have the truth, so an answer that cannot be written stops no step. Rows of docs/architecture.md: publish 11.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

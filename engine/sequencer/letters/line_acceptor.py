@@ -1,7 +1,5 @@
 """Accept lines: as many as a process can have, few at a time from unknown clients, and over TCP only with a proof."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 import resource

@@ -4,8 +4,6 @@ On a disk the leader has a Unix socket in the namespace's folder. It is named by
 leader can take it for its own or remove a newer one. With `line.listen` it also has a TCP socket, on a disk or a store.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -10,8 +10,6 @@ has landed for a whole lease, even if the sequencer's thread hangs: another sequ
 Rows of docs/architecture.md: publish 7.
 """
 
-from __future__ import annotations
-
 import hmac
 import logging
 import os

@@ -1,7 +1,5 @@
 """Examples of each command, which its `--help` and docs/command.md show."""
 
-from __future__ import annotations
-
 import typer
 from typer.main import get_command_name
 

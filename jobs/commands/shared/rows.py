@@ -4,8 +4,6 @@ A table has the column `value`, and `key`, `headers`, `timestamp` and `partition
 The size of a piece bounds the memory, whatever the size of the file.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import gzip

@@ -1,7 +1,5 @@
 """Parse times and positions from a command line or a file."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta

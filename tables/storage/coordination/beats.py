@@ -7,8 +7,6 @@ A note about a member that was fenced lies among the beats, with a longer id. Th
 process that has gone, and deletes it with those.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator

@@ -12,8 +12,6 @@ leads. So the answer is "dead" only where it is certain:
 Containers that share a folder of one kernel share its locks, whatever their process ids look like.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

@@ -6,8 +6,6 @@ not allow publishing: a client of the socket needs permission to write to it, an
 (`put_proof`).
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import re

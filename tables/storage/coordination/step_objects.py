@@ -5,8 +5,6 @@ after the other in ascending order, each only when the one before is gone, and n
 the object on which it stood unchanged after it has read the next ones, none of these was removed and put again.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The parts of a commit: files that join a table and files that leave it."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ in ascending order, and the newest never, so that this check is reliable. All ti
 protocol, "Delta Log Entries".
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -12,8 +12,6 @@ An object in the folder that is not a valid list is logged and left alone. It ma
 nothing of its table is deleted as long as it is young, and no unlisted file at all.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import uuid

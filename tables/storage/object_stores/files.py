@@ -1,7 +1,5 @@
 """Open the objects under a root, a path or a URI, for us and for Arrow. All I/O except Delta's goes through them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit

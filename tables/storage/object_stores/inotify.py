@@ -6,8 +6,6 @@ If there is no inotify (another system, EMFILE, ENOSPC), nothing is watched. A f
 parent's instance.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

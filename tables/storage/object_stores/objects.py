@@ -6,8 +6,6 @@ object survives a loss of power once `put` has returned. Another object may be g
 This needs only the standard library and pyarrow, so that it works on Spark's executors.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import uuid
