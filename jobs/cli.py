@@ -3,8 +3,6 @@
 `exits` lists the exit codes. An error is one line `NAME: message` on stderr; LAKEMQ_TRACE=1 adds the stack trace.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -15,8 +15,6 @@ bytes, keeps the jars where every later session finds them without a network, an
 Of Delta that would be 33 jars (87 MB), most of them older copies of what Spark ships.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.util

@@ -4,8 +4,6 @@
 master, temporary folders. The later wins: these defaults, the settings of `spark-submit`, the arguments.
 """
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os

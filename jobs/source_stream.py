@@ -4,8 +4,6 @@ A stream is identified by its checkpoint, as in the sink of `format("lakemq")`: 
 id in the checkpoint. So a killed run is continued, and a lost checkpoint publishes the source again.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Read what a namespace does now: leader, rates, topics, groups, open transactions, due messages, findings, losses."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Draw the status of a namespace with rich, for a terminal or a pipe."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType

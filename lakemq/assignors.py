@@ -35,8 +35,6 @@ not call this assignor again. The built-in names (`range`, `roundrobin`, `sticky
 built-in assignors, whatever entry points exist.
 """
 
-from __future__ import annotations
-
 # ruff: noqa: I001  # `name as name` says that users import the name from here
 from lakemq.engine.protocol.assignors import (
     Assignor as Assignor,

@@ -1,7 +1,5 @@
 """All errors of LakeMQ, for users: `except lakemq.errors.UnknownTopicOrPartition`."""
 
-from __future__ import annotations
-
 # ruff: noqa: I001  # `name as name` says that users import the name from here
 from lakemq.engine.protocol.errors import (
     BufferFull as BufferFull,

@@ -1,7 +1,5 @@
 """Spark: `spark_session` makes a session with Delta and the format `lakemq`; `register` adds it to your own session."""
 
-from __future__ import annotations
-
 from lakemq.engine.namespace.extras import needs
 
 with needs("spark"):

@@ -11,8 +11,6 @@ come since the last run, then empties messages in all files, from the oldest on.
 A run that ends early is begun again, and does not harm: what a later message supersedes stays superseded.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence

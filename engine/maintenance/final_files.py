@@ -5,8 +5,6 @@ are left out. A range ends where the tables do not know yet how a transaction ha
 A written file is announced as left over. It is in use once a step names it.
 """
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

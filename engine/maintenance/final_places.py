@@ -4,8 +4,6 @@ A file has exactly the committed messages of its ranges. So the place of a messa
 messages before it in its range, and no file is opened.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -9,8 +9,6 @@ topic become one. Neighbours only, and with the time of the oldest: a stream beg
 Each file of a topic has a step of its own, the highest of those that it replaces, and so the steps are the order.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

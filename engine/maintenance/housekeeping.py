@@ -5,8 +5,6 @@ live files, of files on disk and of log entries stay bounded, however often the 
 Rows of docs/architecture.md: publish 14.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

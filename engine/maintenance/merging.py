@@ -15,8 +15,6 @@ run finds files that nothing points at. Readers that planned before step 5 still
 `merge.grace.ms`. Rows of docs/architecture.md: publish 14.
 """
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections import Counter

@@ -6,8 +6,6 @@ names of the file: in waiting letters, in the steps after the watermark and in a
 names a letter's file before the letter is deleted. Rows of docs/architecture.md: publish 14.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping

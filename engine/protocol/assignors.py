@@ -4,8 +4,6 @@ An assignor is a function `(partition_counts, members) -> assignment`. It gets t
 id -> `Member`, and returns member id -> partitions. The result must not depend on the order of the mappings.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ it; `decide_letter` and `decide_timers` do both in turn. The registries of the s
 subject is added to SUBJECTS. Rows of docs/architecture.md: publish 9.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any

@@ -5,8 +5,6 @@ by `/`; a subscription is a destination in which a level may be `*` (any one lev
 (one or more levels), as in Solace PubSub+.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """Parameters: one declaration gives name, type, default, range and meaning. Validation and docs follow from it."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Projections: the rows of all tables from the state, and the state from the rows. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa

@@ -3,8 +3,6 @@
 `unknown_name_error` builds the refusal of any unknown name.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection

@@ -3,8 +3,6 @@
 It needs only the plain package. Spark and Delta's jars need not be installed where Airflow runs its triggers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 CONNECTION_TYPE = "lakemq"

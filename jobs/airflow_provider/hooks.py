@@ -1,7 +1,5 @@
 """The hook: an Airflow connection names a namespace, its settings file and the options of its object store."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lakemq

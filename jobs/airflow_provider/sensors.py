@@ -1,7 +1,5 @@
 """A sensor that waits for messages in the middle of a DAG."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The trigger that fires when messages wait for a group, and its queue. The DAG that it starts consumes them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

@@ -8,8 +8,6 @@ Runs may overlap with each other and with other sequencers, and may be retried. 
 and nothing is decided or published twice.
 """
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator

@@ -1,7 +1,5 @@
 """How commands and jobs end: their exit codes, the line that reports an error, and signals."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

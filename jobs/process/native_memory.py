@@ -12,8 +12,6 @@ measures bound it:
   held 110 MB for 25 MB in use; with two heaps they hold 52 MB, from the beginning on.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

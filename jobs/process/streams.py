@@ -1,7 +1,5 @@
 """The standard streams of a command, also closed or full ones, and a reader of stdout that leaves; and its log."""
 
-from __future__ import annotations
-
 import errno
 import io
 import logging

@@ -1,7 +1,5 @@
 """A heartbeat: the members of groups in a process, and how often each has polled. Notes of fenced and overdue ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -4,8 +4,6 @@ Invariant: columns of equal length, with the types and bounds of a message body.
 one byte of msgpack may become seventy in memory, so their number is limited.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Annotated, Any, TypeAlias

@@ -6,8 +6,6 @@ and checked on its own, in the call that made it. So a bad value fails in its ow
 others beside it.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 import struct

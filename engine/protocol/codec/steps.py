@@ -6,8 +6,6 @@ all bytes before it. Rows of the journal have JSON except for the segments, whic
 which are in their data file before the journal has the step. Rows of docs/architecture.md: publish 10.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, groupby, pairwise
 from typing import Any

@@ -4,8 +4,6 @@ Both directions stand side by side, so that they do not drift apart. Each module
 RESTORE, which `projection` puts together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 

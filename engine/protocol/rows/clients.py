@@ -1,7 +1,5 @@
 """The tables `clients`, `producers` and `watermarks`."""
 
-from __future__ import annotations
-
 import msgspec
 import pyarrow as pa
 

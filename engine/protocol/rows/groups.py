@@ -1,7 +1,5 @@
 """The tables `groups`, `members`, `assignments`, `assignment_moves` and `consumer_offsets`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The tables `segments`, `rejected_rows` and `applications`, and the files that `messages` registers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

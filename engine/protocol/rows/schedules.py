@@ -1,7 +1,5 @@
 """The table `schedules`."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 from lakemq.tables.specs.messages import SCHEDULES, ScheduleRow

@@ -1,7 +1,5 @@
 """The tables `transactional_ids`, `transactions` and `control_markers`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from itertools import chain, compress

@@ -4,8 +4,6 @@ A client numbers its letters from 1, and each letter is decided once, in this or
 letters late or out of order; the numbers put them right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum
 

@@ -5,8 +5,6 @@ become one it stays dying, and is reported: it is a dead letter itself, or no to
 goes back once, in the same decision that finishes its redrive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Invariant: a row is released once, in a step whose time is not before its due ti
 always its first ones, and their number only grows.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass

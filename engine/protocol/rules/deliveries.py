@@ -4,8 +4,6 @@ Only the owner of a partition gets its messages, lowest offset first. It keeps t
 assignment ends. Messages that are given back are delivered again, marked as such, before new ones.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Operations on groups that have no members, or do not read the topic: forget them, or move their offsets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from ..errors import (

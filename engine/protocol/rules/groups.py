@@ -3,8 +3,6 @@
 `joining` decides how members join, `reconciling` how partitions move between members.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Joining a group: as a new member, with other topics or settings, or as a new process of a static member."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ The rules work on columns, because a request may have many ranges.
 Invariant: an offset of a partition is given to one row, once, and there is no gap below the high watermark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Consumer offsets: how far a group has read each partition. Inside a transaction they count when it commits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ It is ready with its owner, then paused when its target is another member, then 
 gone, then ready with the target. Only free partitions are assigned, so no partition has two owners.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..values.assignments import Assignment, Group, PartitionStatus, TopicIdPartition

@@ -3,8 +3,6 @@
 They are delivered again or, after their last delivery, become dead letters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from ..values.assignments import Group, TopicIdPartition

@@ -9,8 +9,6 @@ change of the clocks leaves out occurs at the first minute after it, and one tha
 one of them is `*` or `*/n`, occurrences follow the time that passes: in an hour that comes twice they come twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo

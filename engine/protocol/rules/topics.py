@@ -1,7 +1,5 @@
 """Topics: create, alter and delete them, end partitions that are drained, and delete records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

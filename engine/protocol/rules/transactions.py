@@ -5,8 +5,6 @@ They follow KIP-98, and KIP-890: the producer epoch grows with each transaction.
 Row of docs/architecture.md: end of a transaction 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

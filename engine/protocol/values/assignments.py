@@ -1,7 +1,5 @@
 """Groups: their members, the target member of each partition, and its owner; and how they choose their assignor."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The bases of requests, results and records, numbers within bounds, and state machines as tables."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """Clients and the leader: letters, answers, the last answer of each client, kept for a repeat; and the lease."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import msgspec

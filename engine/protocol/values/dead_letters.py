@@ -1,7 +1,5 @@
 """Dead letters: messages that a group gave up, as messages of another topic that refer to the same rows."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """The inputs of a decision beside state and request, and its output."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Groups: requests and records. The state of a group is in `assignments`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -3,8 +3,6 @@
 A kind that is added to a subject's list is known everywhere.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Union
 
 from ..errors import Refusal

@@ -1,7 +1,5 @@
 """The log: requests and records of publishing, and of ranges that become final."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

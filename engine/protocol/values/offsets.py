@@ -1,7 +1,5 @@
 """Consumer offsets: how far each group has read its partitions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

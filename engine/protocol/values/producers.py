@@ -1,7 +1,5 @@
 """Idempotent producers: ids, epochs, and the sequences that identify a repeat."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import msgspec

@@ -1,7 +1,5 @@
 """Schedules of recurring messages: their requests, records and state."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -4,8 +4,6 @@ They are kept in the form in which they come: lists from a decision, Arrow batch
 few segments, for which Arrow arrays cost more than the decision. So a step builds the arrays once for all its requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any

@@ -1,7 +1,5 @@
 """Transactions: requests, records, states and transitions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import StrEnum
 

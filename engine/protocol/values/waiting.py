@@ -4,8 +4,6 @@ Invariant: the state of a range does not depend on whether it is packed. A look-
 changed: the range is unpacked first, and packed again some time later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
