@@ -68,7 +68,7 @@ class QueueWords:
         delay_ms: int | None = None,
         delivery: int | None = None,
         error: str = "",
-    ) -> AnyRequest:
+    ) -> Acknowledge:
         """Settle messages. settled: tp -> ranges. epoch: by default that of the partition's assignment now."""
         parts = []
         for text, ranges in settled.items():
@@ -76,6 +76,12 @@ class QueueWords:
             epoch_now = epoch or self._epoch_now(group, tp)
             parts.append(Acknowledgement(*tp, epoch_now, outcome, _ranges(ranges), delay_ms, delivery, error))
         return Acknowledge(group, member, parts, producer.ref if producer else None)
+
+    def ask_settle(self, _: Any, parts: list[dict[str, Any]], member: str = "C1", group: str = "g") -> Acknowledge:
+        """Settle messages in several parts of one request: `[{ack: {t-0: 1-3}}, {nack: {t-0: 2}}]`."""
+        outcomes = [(AckOutcome[outcome.upper()], settled) for part in parts for outcome, settled in part.items()]
+        requests = [self._acknowledge(outcome, None, settled, member, group) for outcome, settled in outcomes]
+        return Acknowledge(group, member, [part for request in requests for part in request.parts])
 
     def ask_ack(self, producer: Any, settled: Mapping[str, Any], **more: Any) -> AnyRequest:
         return self._acknowledge(AckOutcome.ACK, producer, settled, **more)

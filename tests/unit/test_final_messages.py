@@ -65,31 +65,6 @@ def read_places(path: Path) -> list[tuple[str, int, bytes]]:
     return [(row["topic"], row["offset"], row["value"]) for row in read_rows(path)]
 
 
-def test_committed_messages_become_final(tmp_path: Path) -> None:
-    path = tmp_path / "mq"
-    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
-        mq.topics.create("a")
-        mq.topics.create("b")
-        mq.publish("a", pa.table({"value": ["1", "2"], "key": ["k", None]}))
-        mq.publish("b", pa.table({"value": ["expired"], "ttl_ms": [1]}))
-        with mq.producer("tx") as producer:
-            producer.begin_transaction()
-            producer.send("a", "aborted")
-            producer.flush()
-            producer.abort_transaction()
-            producer.begin_transaction()
-            producer.send("a", "committed")
-            producer.send("b", "committed")
-            producer.commit_transaction()
-        until(lambda: len(read_places(path)) == 5)
-        of_b = [("b", 0, b"expired"), ("b", 1, b"committed")]
-        assert read_places(path) == [("a", 0, b"1"), ("a", 1, b"2"), ("a", 4, b"committed"), *of_b]
-        columns = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
-        committed = mq.sql("SELECT * FROM log_committed ORDER BY topic, offset", wait_ms=9_000).select(columns)
-        table = mq.sql("SELECT * FROM final_messages ORDER BY topic, offset", wait_ms=9_000)
-        assert table.select(columns).to_pylist() == committed.to_pylist()
-
-
 def list_files(path: Path) -> list[str]:
     return DeltaTable(str(path / "final_messages")).file_uris()
 

@@ -56,9 +56,11 @@ def story() -> Story:
 def test_assignment_history_shows_owners_times_and_reasons(story: Story) -> None:
     story.mq.now_ms = 10_000
     story.tell({"join": "C2"})
+    assert sql(project_moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", None, None, "balance", 0)]
     story.tell({"wait_ms": 2_000})
     story.tell({"ack": {"t-1": "0-4"}})
     rows = project_moves(story.mq)
+    assert sql(rows, HANDOFFS) == [("g", "t", 1, "C1", "C2", 2_000, "balance", 0)]
     assert find_owners(rows, 999) == {}
     assert find_owners(rows, 9_999) == {0: "C1", 1: "C1"}
     assert find_owners(rows, 11_999) == {0: "C1", 1: "C1"}
@@ -73,15 +75,6 @@ def test_assignment_history_shows_owners_times_and_reasons(story: Story) -> None
         ("ready", "C2", time_at(12_000), None, "balance"),
     ]
     assert ("unassigned", None, time_at(12_000), time_at(12_000), "handed over") in history
-
-
-def test_handoff_shows_its_duration_and_no_redelivery(story: Story) -> None:
-    story.mq.now_ms = 10_000
-    story.tell({"join": "C2"})
-    assert sql(project_moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", None, None, "balance", 0)]
-    story.tell({"wait_ms": 2_000})
-    story.tell({"ack": {"t-1": "0-4"}})
-    assert sql(project_moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 2_000, "balance", 0)]
 
 
 def test_handoff_counts_messages_that_are_delivered_again(story: Story) -> None:
