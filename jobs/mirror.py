@@ -20,15 +20,18 @@ import json
 import logging
 import os
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.options import Pattern
 from lakemq.engine.client.groups.groups import commit_for_group, read_commit_metadata
+from lakemq.engine.client.sql.arrow_query import wait_for_projection
 from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import IllegalState, LakeMQError, RequestTimedOut, UnknownTopicOrPartition
@@ -43,6 +46,7 @@ from lakemq.jobs.entry import (
 )
 from lakemq.jobs.jars import KAFKA_JARS, MissingJars
 from lakemq.jobs.serve import catch_stop_signals
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.object_stores.files import open_files
 from lakemq.tables.storage.object_stores.store_options import configure_spark
 
@@ -72,6 +76,8 @@ _SETTINGS = (
 """Settings that topics keep. Not message.timestamp.type: with LogAppendTime, copies would lose their timestamps."""
 
 _ROUND_EVERY_S = 5.0
+
+_PROJECTED_S = 60.0
 
 _NO_COPY = 2**63
 """Above all offsets."""
@@ -284,13 +290,14 @@ class Mirror:
     def _translate_groups(self, topics: Mapping[str, int]) -> tuple[int, int]:
         """Commit the places of groups. Returns how many groups were translated, and how many were refused."""
         translated = refused = 0
+        redriven = list_redriven(self._mq)
         for group in self._cluster.list_groups(self._groups):
             offsets = self._cluster.read_group_offsets(group)
             committed = {tp: at for tp, at in offsets.items() if tp[1] < topics.get(tp[0], 0)}
             if not committed:
                 continue
             try:
-                self._translate(group, committed)
+                self._translate(group, committed, redriven)
                 translated += 1
             except RequestTimedOut:
                 raise
@@ -299,7 +306,9 @@ class Mirror:
                 refused += 1
         return translated, refused
 
-    def _translate(self, group: str, committed: Offsets) -> None:
+    def _translate(
+        self, group: str, committed: Offsets, redriven: Mapping[TopicPartition, Sequence[tuple[int, int]]]
+    ) -> None:
         """Commit the places of a group, but for partitions in which it has committed by itself: it has moved already.
 
         Raises:
@@ -309,7 +318,7 @@ class Mirror:
         metadata = read_commit_metadata(self._mq.requester, group)
         moved = {tp for tp, text in metadata.items() if not text.startswith(_MIRRORED)}
         commits = {
-            tp: (find_copy(self._mq, *tp, offset), f"{_MIRRORED}{offset}")
+            tp: (find_copy(self._mq, *tp, offset, redriven.get(tp, ())), f"{_MIRRORED}{offset}")
             for tp, offset in committed.items()
             if tp not in moved
         }
@@ -318,12 +327,20 @@ class Mirror:
         commit_for_group(self._mq.requester, group, commits)
 
 
-def find_copy(mq: Connection, topic: str, partition: int, kafka_offset: int) -> int:
+def find_copy(
+    mq: Connection, topic: str, partition: int, kafka_offset: int, redriven: Sequence[tuple[int, int]] = ()
+) -> int:
     """Return where a group continues that has committed this offset in Kafka.
 
     That is at the first message whose offset in Kafka is not lower, or that was not copied; at the end if there is
     none. Copies are ascending by their offsets in Kafka, with gaps. From one copy to another there are at most as many
-    messages as offsets in Kafka, which bounds the search; without gaps there is nothing to search.
+    messages as offsets in Kafka, if all are copies. That bounds the search, and is checked. So without gaps there is
+    little to search.
+
+    Invariant: the message before the result is a copy below the offset, or there is none. So no copy is left out, also
+    if other messages lie between copies: the search takes each of these as a place to continue at.
+
+    redriven: offsets of messages that came back from dead letters, with the headers of their copies: first and last.
     """
 
     @cache
@@ -333,18 +350,39 @@ def find_copy(mq: Connection, topic: str, partition: int, kafka_offset: int) -> 
         table = next(fetched.pieces(limit=1), None)
         if table is None or not table.num_rows:
             return end, _NO_COPY
+        at = table.column("offset")[0].as_py()
         headers = table.column("headers")[0].as_py() or ()
-        numbers = [header["value"] for header in headers if header["key"] == OFFSET_HEADER]
-        return table.column("offset")[0].as_py(), int(numbers[-1]) if numbers else _NO_COPY
+        numbers = [header["value"] or b"" for header in headers if header["key"] == OFFSET_HEADER]
+        is_copy = numbers and numbers[-1].isdigit() and not any(first <= at <= last for first, last in redriven)
+        return at, int(numbers[-1]) if is_copy else _NO_COPY
+
+    def is_below(offset: int) -> bool:
+        return read_next(offset)[1] < kafka_offset
 
     low, end = mq.beginning_offsets(topic)[partition], mq.end_offsets(topic)[partition]
     if low == end:
         return end
     (first, first_copied), (_, last_copied) = read_next(low), read_next(end - 1)
     high = min(end, first + max(0, kafka_offset - first_copied)) if first_copied != _NO_COPY else low
+    if high < end and is_below(high):
+        high = end
     if last_copied != _NO_COPY:
-        low = max(low, end - 1 - max(0, last_copied - kafka_offset))
-    return low + bisect_left(range(low, high), kafka_offset, key=lambda offset: read_next(offset)[1])
+        least = end - 1 - max(0, last_copied - kafka_offset)
+        if low < least <= high and is_below(least - 1):
+            low = least
+    return low + bisect_left(range(low, high), True, key=lambda offset: not is_below(offset))
+
+
+def list_redriven(mq: Connection) -> dict[TopicPartition, list[tuple[int, int]]]:
+    """Return the first and last offsets of messages that came back from dead letters. Raises RequestTimedOut."""
+    wait_for_projection(mq.namespace.store, _PROJECTED_S, mq.serving)
+    is_redriven = (pc.field("kind") == "data") & (pc.field("origin") == "redrive")
+    rows = mq.namespace.store.open(SEGMENTS).read(["topic", "partition", "base_offset", "last_offset"], is_redriven)
+    ranges: dict[TopicPartition, list[tuple[int, int]]] = {}
+    for row in rows.to_pylist():
+        tp = row["topic"], row["partition"]
+        ranges.setdefault(tp, []).append((row["base_offset"], row["last_offset"]))
+    return ranges
 
 
 def open_session(master: str | None = None) -> SparkSession:

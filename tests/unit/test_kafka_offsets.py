@@ -11,11 +11,11 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.served import new_name, new_topic
+from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import IllegalState
-from lakemq.jobs.mirror import OFFSET_HEADER, Mirror, MirrorOptions, find_copy
+from lakemq.jobs.mirror import OFFSET_HEADER, Mirror, MirrorOptions, find_copy, list_redriven
 
 FARTHEST = 40
 
@@ -47,6 +47,32 @@ def test_group_at_the_end_of_kafka_continues_before_messages_that_are_no_copies(
     publish_copies(mq, topic, [5, 8])
     mq.publish(topic, pa.table({"value": ["new"]}))
     assert [find_copy(mq, topic, 0, offset) for offset in (0, 6, 9, 1000)] == [0, 1, 2, 2]
+
+
+def test_group_continues_before_no_copy_that_it_has_not_read_if_producers_send_between_copies(mq: Connection) -> None:
+    topic = new_topic(mq)
+    publish_copies(mq, topic, list(range(20)))
+    mq.publish(topic, pa.table({"value": ["new"] * 30}))
+    publish_copies(mq, topic, list(range(20, 25)))
+    for offset in range(26):
+        place = find_copy(mq, topic, 0, offset)
+        assert place == offset if offset <= 20 else 20 <= place <= 30 + offset
+
+
+def test_headers_of_redriven_and_forwarded_copies_do_not_tell_where_a_group_continues(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    mq.groups.create(group, {"group.protocol": "queue"})
+    publish_copies(mq, topic, list(range(20)))
+    with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as consumer:
+        consumer.reject(list(consumer.poll(timeout_ms=10_000))[:3], error="no good")
+        consumer.flush()
+    until(lambda: f"{topic}.dlq" in {t.topic for t in mq.topics.list()})
+    mq.dead_letters.redrive(f"{topic}.dlq")
+    until(lambda: mq.end_offsets(topic)[0] == 23)
+    headers = [[(OFFSET_HEADER, value)] for value in (b"offset 7", None)]
+    mq.publish(topic, pa.table({"value": ["forwarded"] * 2, "headers": pa.array(headers, HEADERS)}))
+    redriven = list_redriven(mq)[topic, 0]
+    assert [find_copy(mq, topic, 0, offset, redriven) for offset in (0, 2, 10, 20, 30)] == [0, 2, 10, 20, 20]
 
 
 def test_group_of_a_topic_without_copies_continues_at_its_end(mq: Connection) -> None:
