@@ -77,7 +77,8 @@ PAGES: dict[str, PageReader] = {
     "/": PageReader(overview.read_overview, ("minutes",)),
     "/topics": PageReader(topics.read_topics),
     "/topic": PageReader(topics.read_topic, ("name", "keys", "minutes")),
-    "/messages": PageReader(messages.read_messages, ("topic", "partition", "from", "key", "as", "isolation", "limit")),
+    "/messages": PageReader(messages.read_messages, (*messages.INPUTS, "from")),
+    "/tail": PageReader(messages.read_tail, (*messages.INPUTS, "after")),
     "/message": PageReader(messages.read_message, ("topic", "partition", "offset", "as")),
     "/groups": PageReader(groups.read_groups),
     "/group": PageReader(groups.read_group, ("name", "minutes")),
@@ -100,8 +101,8 @@ POSTED_PAGES: dict[str, PageReader] = {
 
 REFRESH_S = (5, 15, 60)
 _REFRESH_COOKIE = "lakemq_refresh"
-_NEVER_REFRESHED = ("/sql", guard.LOGIN)
-"""Pages that a visitor types into."""
+_NEVER_REFRESHED = ("/sql", "/tail", guard.LOGIN)
+"""Pages that a visitor types into, or that follow a topic."""
 _NOT_FOUND = (UnknownTopicOrPartition, GroupIdNotFound, TransactionalIdNotFound)
 
 
@@ -270,7 +271,7 @@ def _find_refresh_s(request: Request) -> int | None:
 
 
 def _list_refresh_links(request: Request) -> list[Link]:
-    if request.method != "GET":
+    if request.method != "GET" or request.url.path in _NEVER_REFRESHED:
         return []
     url = request.url.remove_query_params(["refresh", "done"])
     choices = [("off", 0), *((f"{seconds} s", seconds) for seconds in REFRESH_S)]

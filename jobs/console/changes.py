@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 255
 LONGEST_TEXT = 10_000
-_LONGEST = {"text": LONGEST_TEXT, "receipt": 4_000, "at": 40, **dict.fromkeys(("key", "id", "member", "value"), 1_000)}
+_LONGEST = {
+    "text": LONGEST_TEXT,
+    "receipt": 4_000,
+    "at": 40,
+    "after": 8_000,
+    **dict.fromkeys(("key", "id", "member", "value", "before", "headers"), 1_000),
+}
 """Input -> most characters, where it is no name."""
 HIGHEST_NUMBER = 2**63 - 1
 

@@ -4,8 +4,8 @@
   machine (DNS rebinding), it could read the answers. So without a token, the Host header must name this machine.
 - With a token, a browser shows it in a cookie that only this console's own pages send (SameSite=Strict). The cookie is
   derived from the token and cannot be turned back into it.
-- Pages load nothing from elsewhere, and run only the files that draw charts: the Content-Security-Policy says so to the
-  browser. A script within a page does not run.
+- Pages load nothing from elsewhere, and run only the files that draw charts or follow a topic: the
+  Content-Security-Policy says so to the browser. A script within a page does not run.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ STATIC = {
     "/static/console.css": "text/css",
     "/static/icon.svg": "image/svg+xml",
     "/static/charts.js": "text/javascript",
+    "/static/tail.js": "text/javascript",
     "/static/uPlot.min.css": "text/css",
     "/static/uPlot.iife.min.js": "text/javascript",
 }
@@ -41,8 +42,8 @@ OPEN_PATHS = (LOGIN, *STATIC)
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none';"
-        " frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self';"
+        " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",

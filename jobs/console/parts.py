@@ -313,15 +313,16 @@ Part = Facts | Table | Picture | LineChart | Form | TextBlock | Notice | Actions
 
 @dataclass(frozen=True)
 class Page:
-    """A page: its title and its parts, from top to bottom."""
+    """A page: its title and its parts, from top to bottom. follows: a script puts new rows into its last table."""
 
     title: str
     parts: Sequence[Part]
     trail: Sequence[Link] = field(default_factory=tuple)
+    follows: bool = False
 
     @property
     def has_lines(self) -> bool:
-        """Whether a script has something to draw. Pages of messages and of SQL have no script."""
+        """Whether a script has something to draw. Pages of messages and of SQL have no script, but the tail has one."""
         return any(isinstance(part, LineChart) for part in self.parts)
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 from browser.webdriver import CHROMIUM, DRIVER, Tab
 from unit.browsing import Browser, open_browser
@@ -10,18 +11,24 @@ from unit.busy_namespace import HOSTILE, ORDERS, READERS, WORKERS, BusyNamespace
 
 from lakemq.jobs.console.app import PAGES
 from lakemq.jobs.console.parts import make_link
+from lakemq.testing import wait_until
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 
+_OF_OBJECTS = ("/topic", "/messages", "/tail", "/message", "/group", "/dead-letter-topic")
 ADDRESSES = [
-    *(path for path in PAGES if path not in ("/topic", "/messages", "/message", "/group", "/dead-letter-topic")),
+    *(path for path in PAGES if path not in _OF_OBJECTS),
     make_link("/topic", name=ORDERS, keys="yes"),
     make_link("/messages", topic=ORDERS, limit=200),
+    make_link("/tail", topic=ORDERS),
     make_link("/message", topic=ORDERS, partition=0, offset=0),
     make_link("/group", name=WORKERS),
     make_link("/dead-letter-topic", topic=f"{ORDERS}.dlq"),
 ]
 _LOOKS = 60
+
+_READ_POSITION = "document.querySelector('.actions a').href"
+"""Returns the address of the next look of a tail."""
 
 _FIND_LINE = """(() => {
   const { ctx, bbox, series } = document.querySelector("figure").plot;
@@ -105,6 +112,31 @@ def test_a_visitor_resets_offsets_with_the_mouse(busy: BusyNamespace, visitor: B
     assert "The offsets are reset." in tab.evaluate("document.body.textContent")
     assert [lag.committed_offset for lag in busy.mq.groups.lag(READERS)] == [0, 0]
     assert tab.read_console() == []
+
+
+def test_a_visitor_follows_a_topic_stops_and_continues(busy: BusyNamespace, visitor: Browser, tab: Tab) -> None:
+    busy.mq.topics.create("followed", 1)
+    count, shown = "document.querySelectorAll('main table tbody tr').length", "document.body.textContent"
+    button = "document.querySelector('.actions button')"
+    tab.open(f"{visitor.address}/tail?topic=followed")
+    busy.mq.publish("followed", pa.table({"value": [HOSTILE]}))
+    wait_until(lambda: tab.evaluate(count) == 1, "the first message", 60)
+    assert HOSTILE in tab.evaluate(shown)
+    assert tab.evaluate("document.images.length + [...document.scripts].filter(({ src }) => !src).length") == 0
+    busy.mq.publish("followed", pa.table({"value": [f"{n}" for n in range(250)]}))
+    wait_until(lambda: tab.evaluate(count) == 51, "more messages, of which a look shows 50", 60)
+    for _ in range(4):
+        busy.mq.publish("followed", pa.table({"value": ["x"] * 50}))
+        wait_until(lambda: f"-{busy.mq.end_offsets('followed')[0]}" in tab.evaluate(_READ_POSITION), "a look", 60)
+    assert tab.evaluate(count) == 200, "the page keeps the newest"
+    tab.evaluate(f"{button}.click()")
+    assert tab.evaluate(f"{button}.textContent") == "Continue"
+    busy.mq.publish("followed", pa.table({"value": ["after the stop"]}))
+    tab.evaluate(f"{button}.click()")
+    wait_until(lambda: "after the stop" in tab.evaluate(shown), "the messages since", 60)
+    busy.mq.topics.delete("followed")
+    wait_until(lambda: "Stopped: UNKNOWN_TOPIC" in tab.evaluate(shown), "the reason for the end", 60)
+    assert any("404" in message for message in tab.read_console())
 
 
 def test_a_visitor_runs_sql(visitor: Browser, tab: Tab) -> None:

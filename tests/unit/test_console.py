@@ -7,18 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from unit.browsing import Browser, facts, notices, open_browser, table_rows
 from unit.busy_namespace import HOSTILE, ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace, open_busy_namespace
 
 from lakemq.errors import StorageError
 from lakemq.jobs.console.app import MENU, PAGES
+from lakemq.jobs.console.pages import messages
+from lakemq.jobs.console.parts import make_link
 
 pytestmark = pytest.mark.slow
 
 PLACES = {
     "/topic": {"name": ORDERS, "keys": "yes"},
     "/messages": {"topic": ORDERS},
+    "/tail": {"topic": ORDERS},
     "/message": {"topic": ORDERS, "partition": 0, "offset": 0},
     "/group": {"name": WORKERS},
     "/dead-letter-topic": {"topic": f"{ORDERS}.dlq"},
@@ -26,6 +30,7 @@ PLACES = {
 """What pages need to know beside their address."""
 
 SCRIPTS = [f'<script defer src="/static/{name}"></script>' for name in ("uPlot.iife.min.js", "charts.js")]
+TAIL_SCRIPT = '<script defer src="/static/tail.js"></script>'
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +51,13 @@ def read_sql(busy: BusyNamespace, query: str) -> list[dict[str, Any]]:
     return list(busy.mq.sql(query).to_pylist())
 
 
-def test_every_page_opens_and_runs_only_the_scripts_of_charts(browser: Browser) -> None:
+def test_every_page_opens_and_runs_only_the_scripts_of_charts_and_of_the_tail(browser: Browser) -> None:
     for path in PAGES:
         page = browser.get(path, **PLACES.get(path, {}))
         assert [text for text in notices(page) if "cannot be" in text] == [], path
         assert page.count("<h1>") == 1, path
-        assert re.findall("<script.*", page) == SCRIPTS[: 2 * ("<figure" in page)], path
+        scripts = [TAIL_SCRIPT] if path == "/tail" else SCRIPTS[: 2 * ("<figure" in page)]
+        assert re.findall("<script.*", page) == scripts, path
         assert re.findall(r'(?:src|href)="(?:https?:)?//', page) == [], path
         assert re.findall(r"<[^>]* (?:on\w+|style)=", page) == [], path
         assert [entry.href for entry in MENU if f'href="{entry.href}"' not in page] == [], path
@@ -178,6 +184,85 @@ def test_messages_are_found_by_offset_time_and_key(busy: BusyNamespace, browser:
     assert [row[1] for row in last] == [str(ends[p] - back) for p in (0, 1) for back in (2, 1)]
 
 
+def test_messages_are_found_by_header_and_by_a_text_in_the_value(busy: BusyNamespace, browser: Browser) -> None:
+    found = [message for message in busy.mq.fetch(ORDERS) if b'"order": 4' in (message.value or b"")]
+    rows = table_rows(browser.get("/messages", topic=ORDERS, text='"order": 4', limit=200), "Messages")
+    assert sorted(row[:2] for row in rows) == sorted([str(m.partition), str(m.offset)] for m in found)
+    dead = f"{ORDERS}.dlq"
+    for header, count in ((f"dead-letter.group={WORKERS}", 1), ("dead-letter.group", 1), ("dead-letter.group=x", 0)):
+        assert len(table_rows(browser.get("/messages", topic=dead, header=header), "Messages")) == count, header
+
+
+def follow(page: str) -> str:
+    """Return the address that the link of a tail leads to."""
+    (link,) = re.findall(r'href="(/tail[?][^"]*)"', page)
+    return html.unescape(link)
+
+
+def test_a_tail_shows_what_came_since_its_address_newest_first_also_at_another_console(
+    busy: BusyNamespace, browser: Browser
+) -> None:
+    title = "Messages"
+    busy.mq.topics.create("tailed", 2)
+    first = browser.get("/tail", topic="tailed")
+    busy.mq.publish("tailed", pa.table({"key": ["a", "b"], "value": ["1", "2"]}))
+    second = browser.get(follow(first))
+    assert sorted(row[4] for row in table_rows(second, title)) == ["1", "2"]
+    assert table_rows(browser.get(follow(second)), title) == []
+    busy.mq.publish("tailed", pa.table({"key": ["a", "b"], "value": ["3", "4"]}))
+    with open_browser(busy.mq) as other:
+        page = other.get(follow(second))
+    assert sorted(row[4] for row in table_rows(page, title)) == ["3", "4"]
+    only = browser.get("/tail", topic="tailed", text="4", after="0-0.1-0")
+    assert [row[4] for row in table_rows(only, title)] == ["4"]
+    newest = browser.get("/tail", topic="tailed", limit=1, after="0-0.1-0")
+    assert len(table_rows(newest, title)) == 1
+    assert notices(newest)[0].startswith("3 messages or offsets were passed over")
+    assert table_rows(browser.get("/tail", topic="tailed", after="0-99.1-99"), title) == [], "offsets of a longer log"
+    busy.mq.topics.delete("tailed")
+    assert notices(browser.get(follow(second), 404))
+
+
+def test_a_tail_passes_over_what_it_cannot_read_in_time(
+    busy: BusyNamespace, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "TAIL_ROWS", 10)
+    page = browser.get("/tail", topic=ORDERS, after="0-0.1-0", limit=200)
+    ends = busy.mq.end_offsets(ORDERS)
+    assert {(row[0], row[1]) for row in table_rows(page, "Messages")} == {
+        (str(partition), str(end - back)) for partition, end in ends.items() for back in range(1, 6)
+    }
+    assert notices(page)[0].startswith(f"{sum(ends.values()) - 10} messages or offsets were passed over")
+
+
+def test_a_dead_letter_and_its_original_lead_to_each_other(busy: BusyNamespace, browser: Browser) -> None:
+    (letter,) = busy.mq.dead_letters.all(f"{ORDERS}.dlq").to_pylist()
+    place = {
+        "topic": letter["source_topic"],
+        "partition": letter["source_partition"],
+        "offset": letter["source_offset"],
+    }
+    page = browser.get("/message", topic=f"{ORDERS}.dlq", partition=letter["partition"], offset=letter["offset"])
+    assert html.escape(make_link("/message", **place)) in page
+    (link,) = re.findall(r'href="(/messages[?][^"]*dlq[^"]*)">Its dead letters', browser.get("/message", **place))
+    rows = table_rows(browser.get(html.unescape(link)), "Messages")
+    assert [row[:2] for row in rows] == [[str(letter["partition"]), str(letter["offset"])]]
+
+
+def test_a_message_is_decoded_by_the_schema_of_its_topic(busy: BusyNamespace, browser: Browser) -> None:
+    schema = {"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]}
+    busy.mq.topics.create("typed", 1, {"schema": schema, "schema.type": "avro"})
+    value = busy.mq.topics.schema("typed").encode_json([b'{"id": 7}'])
+    busy.mq.publish("typed", pa.table({"value": pa.array(value, pa.binary())}))
+    page = html.unescape(browser.get("/message", topic="typed", partition=0, offset=0))
+    assert "Value (json by version 1 of the schema" in page
+    assert '"id": 7' in page
+    assert '"id": 7' not in html.unescape(
+        browser.get("/message", topic="typed", partition=0, offset=0, **{"as": "hex"})
+    )
+    busy.mq.topics.delete("typed")
+
+
 def test_a_payload_is_shown_and_never_run(busy: BusyNamespace, browser: Browser) -> None:
     (message,) = [m for m in busy.mq.fetch(ORDERS) if m.value == HOSTILE.encode()]
     place = {"topic": ORDERS, "partition": message.partition, "offset": message.offset}
@@ -285,6 +370,7 @@ def test_inputs_are_bounded(browser: Browser) -> None:
         ("/messages", {"topic": ORDERS, "as": "html"}),
         ("/messages", {"topic": ORDERS, "isolation": "none"}),
         ("/messages", {}),
+        ("/tail", {"topic": ORDERS, "after": "0-x"}),
         ("/message", {"topic": ORDERS, "partition": 0, "offset": 10_000}),
         ("/topic", {"name": "x" * 300}),
         ("/group", {"name": WORKERS, "minutes": 0}),

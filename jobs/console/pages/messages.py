@@ -1,7 +1,8 @@
-"""The message browser: messages by offset, time or key, and one message as a whole."""
+"""The message browser: messages by offset, time or content, the tail of a topic, and one message."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,9 +10,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.errors import LakeMQError
 from lakemq.jobs.commands.messages import find_last_offsets
 from lakemq.jobs.console.changes import BadInput, read_choice, read_number, read_position, read_text
-from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.console import Console, quote_sql
 from lakemq.jobs.console.parts import (
     Actions,
     Facts,
@@ -33,7 +35,14 @@ from lakemq.jobs.output import format_size
 ISOLATIONS = ("read_committed", "read_uncommitted")
 DEFAULT_LIMIT, HIGHEST_LIMIT = 50, 200
 SCAN_ROWS, SCAN_S = 200_000, 10.0
-"""How many messages a search for a key reads at most, and for how long."""
+"""How many messages a search reads at most, and for how long."""
+TAIL_ROWS, TAIL_S = 20_000, 2.0
+"""As above, for each look at the end of a topic. A page that follows the topic looks every second."""
+MOST_TAILED = 256
+"""Partitions that a tail follows: their offsets are in its address."""
+_FILTERS = ("key", "header", "text")
+INPUTS = ("topic", "partition", *_FILTERS, "as", "isolation", "limit")
+"""What the pages of messages take."""
 
 _COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 
@@ -45,9 +54,29 @@ class _Search(NamedTuple):
     partition: int | None
     start: Any
     key: str
+    header: str
+    text: str
     how: str
     isolation: Any
     limit: int
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether not every message is wanted."""
+        return bool(self.key or self.header or self.text)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The inputs of a page that looks for the same at another place."""
+        filters = {name: getattr(self, name) or None for name in _FILTERS}
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            **filters,
+            "as": self.how,
+            "isolation": self.isolation,
+            "limit": self.limit,
+        }
 
 
 class _FoundMessages(NamedTuple):
@@ -63,7 +92,7 @@ def read_messages(console: Console, inputs: Mapping[str, Any]) -> Page:
     search = _read_search(inputs)
     result = _find_messages(console, search)
     parts: list[Part] = [_make_form(search)]
-    if search.key and not result.is_complete:
+    if search.is_filtered and not result.is_complete:
         text = f"The search has read {result.scanned:,} messages and stopped. Start it at a later offset to go on."
         parts.append(Notice(text))
     parts += [_list_messages(search, result), *_offer_pages(search, result)]
@@ -79,6 +108,8 @@ def _read_search(inputs: Mapping[str, Any]) -> _Search:
         partition=None if partition < 0 else partition,
         start=start,
         key=read_text(inputs, "key", ""),
+        header=read_text(inputs, "header", ""),
+        text=read_text(inputs, "text", ""),
         how=read_choice(inputs, "as", FORMATS),
         isolation=read_choice(inputs, "isolation", ISOLATIONS),
         limit=read_number(inputs, "limit", DEFAULT_LIMIT, low=1, high=HIGHEST_LIMIT),
@@ -87,15 +118,11 @@ def _read_search(inputs: Mapping[str, Any]) -> _Search:
 
 def _find_messages(console: Console, search: _Search) -> _FoundMessages:
     mq, isolation = console.mq, search.isolation
-    ends = mq.end_offsets(search.topic, isolation)
-    if search.partition is not None:
-        if search.partition not in ends:
-            raise BadInput(f"The topic {search.topic} has no partition {search.partition}.")
-        ends = {search.partition: ends[search.partition]}
+    ends = _find_ends(console, search)
     start: Any = search.start
     if start == "last":
         start = "earliest"
-        if not search.key:
+        if not search.is_filtered:
             per_partition = -(-search.limit // max(1, len(ends)))
             start = find_last_offsets(mq, search.topic, isolation, ends, per_partition)
     elif isinstance(start, int):
@@ -113,8 +140,8 @@ def _find_messages(console: Console, search: _Search) -> _FoundMessages:
         include_expired=True,
     )
     total = fetched.plan.record_count
-    if search.key:
-        return _scan_for_key(fetched.pieces(SCAN_ROWS, 4 << 20), search, total)
+    if search.is_filtered:
+        return _scan(fetched.pieces(SCAN_ROWS, 4 << 20), search, total)
     tables = list(fetched.pieces(search.limit))
     return _FoundMessages(_to_rows(tables), sum(table.num_rows for table in tables), total <= search.limit)
 
@@ -124,35 +151,63 @@ def _clamp(offset: int, first: int, end: int) -> int:
     return max(first, min(offset, end))
 
 
-def _scan_for_key(pieces: Iterator[pa.Table], search: _Search, total: int) -> _FoundMessages:
-    """Read pieces until enough messages have the key, or the scan has taken long enough."""
-    key, deadline_s = pa.scalar(search.key.encode(), pa.binary()), time.monotonic() + SCAN_S
+def _find_ends(console: Console, search: _Search) -> dict[int, int]:
+    """Return the ends of the partitions that the search covers."""
+    ends = console.mq.end_offsets(search.topic, search.isolation)
+    if search.partition is None:
+        return ends
+    if search.partition not in ends:
+        raise BadInput(f"The topic {search.topic} has no partition {search.partition}.")
+    return {search.partition: ends[search.partition]}
+
+
+def _scan(pieces: Iterator[pa.Table], search: _Search, total: int) -> _FoundMessages:
+    """Read pieces until enough messages match, or the scan has taken long enough."""
+    deadline_s = time.monotonic() + SCAN_S
     tables: list[pa.Table] = []
     scanned = matches = 0
     for piece in pieces:
         scanned += piece.num_rows
-        selected = piece.filter(pc.equal(piece.column("key").cast(pa.binary()), key))
-        tables.append(selected.slice(0, search.limit - matches))
+        tables.append(_select(piece, search).slice(0, search.limit - matches))
         matches += tables[-1].num_rows
         if matches >= search.limit or time.monotonic() > deadline_s:
             break
     return _FoundMessages(_to_rows(tables), scanned, scanned >= total)
 
 
+def _select(messages: pa.Table, search: _Search) -> pa.Table:
+    """Return the messages that match all filters."""
+    if search.key:
+        messages = messages.filter(pc.equal(messages["key"].cast(pa.binary()), pa.scalar(search.key.encode())))
+    if search.text:
+        messages = messages.filter(pc.match_substring(messages["value"].cast(pa.binary()), search.text))
+    if search.header:
+        name, has_value, value = search.header.partition("=")
+        wanted = value.encode()
+        matches = [
+            any(header["key"] == name and (not has_value or header["value"] == wanted) for header in headers or ())
+            for headers in messages["headers"].to_pylist()
+        ]
+        messages = messages.filter(pa.array(matches, pa.bool_()))
+    return messages
+
+
 def _to_rows(tables: Sequence[pa.Table]) -> list[dict[str, Any]]:
     return [row for table in tables for row in table.select(_COLUMNS).to_pylist()]
 
 
-def _make_form(search: _Search) -> Form:
-    start = search.start
+def _make_form(search: _Search, path: str = "/messages") -> Form:
+    start = Field("from", "from: last, earliest, an offset or a time", str(search.start))
     return Form(
         "Find messages",
-        "/messages",
+        path,
         [
             Field("topic", "topic", search.topic, is_hidden=True),
             Field("partition", "partition (empty: all)", "" if search.partition is None else str(search.partition)),
-            Field("from", "from: last, earliest, an offset or a time", start if isinstance(start, str) else str(start)),
+            *([start] if path == "/messages" else []),
             Field("key", "key", search.key),
+            Field("header", "header: name or name=value", search.header),
+            Field("text", "text in the value", search.text),
             Field("as", "show as", search.how, FORMATS),
             Field("isolation", "isolation", search.isolation, ISOLATIONS),
             Field("limit", f"at most (up to {HIGHEST_LIMIT})", str(search.limit)),
@@ -183,32 +238,99 @@ def _join_headers(headers: Sequence[Mapping[str, Any]] | None) -> str:
 
 def _offer_pages(search: _Search, result: _FoundMessages) -> list[Part]:
     """Return links to the messages before and after, which need a single partition."""
-    if search.partition is None or search.key or not result.rows:
-        return []
-    common = {
-        "topic": search.topic,
-        "partition": search.partition,
-        "as": search.how,
-        "isolation": search.isolation,
-        "limit": search.limit,
-    }
-    first, last = result.rows[0]["offset"], result.rows[-1]["offset"]
-    return [
-        Actions(
-            [
-                Link("Older", make_link("/messages", **common, **{"from": max(0, first - search.limit)})),
-                Link("Newer", make_link("/messages", **common, **{"from": last + 1})),
-            ]
-        )
+    links = [Link("Follow new messages", make_link("/tail", **search.inputs))]
+    if search.partition is not None and not search.is_filtered and result.rows:
+        first, last = result.rows[0]["offset"], result.rows[-1]["offset"]
+        older, newer = {"from": max(0, first - search.limit)}, {"from": last + 1}
+        links += [
+            Link("Older", make_link("/messages", **search.inputs, **older)),
+            Link("Newer", make_link("/messages", **search.inputs, **newer)),
+        ]
+    return [Actions(links)]
+
+
+# The tail of a topic. Its address says how far it has read, so the console keeps nothing between two looks.
+
+
+def read_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
+    """Return the page that follows a topic: what came since the offsets of its address, the newest first.
+
+    It never falls behind: if more came than it reads in time, it passes over the rest and says so.
+    """
+    search = _read_search(inputs)
+    ends = _find_ends(console, search)
+    if len(ends) > MOST_TAILED:
+        raise BadInput(f"{search.topic} has {len(ends)} partitions. Choose one: a tail follows up to {MOST_TAILED}.")
+    share = TAIL_ROWS // len(ends)
+    if inputs.get("after"):
+        since = {**console.mq.beginning_offsets(search.topic), **_read_offsets(inputs)}
+    else:
+        since = find_last_offsets(console.mq, search.topic, search.isolation, ends, min(share, search.limit))
+    result, passed = _read_newest(console, search, since, ends, share)
+    position = ".".join(f"{partition}-{end}" for partition, end in ends.items())
+    parts: list[Part] = [
+        _make_form(search, "/tail"),
+        Actions([Link("Newer", make_link("/tail", **search.inputs, after=position))]),
     ]
+    if passed:
+        text = f"{passed:,} messages or offsets were passed over: more came than a page reads in time. Use a filter,"
+        parts.append(Notice(f"{text} or read them under Messages."))
+    topic = Link(search.topic, make_link("/topic", name=search.topic))
+    browse = Link("Messages", make_link("/messages", **search.inputs))
+    trail = [Link("Topics", "/topics"), topic, browse]
+    return Page(f"Tail of {search.topic}", [*parts, _list_messages(search, result)], trail, follows=True)
+
+
+def _read_offsets(inputs: Mapping[str, Any]) -> dict[int, int]:
+    """Return partition -> offset, as the link of a tail has them. Raises BadInput."""
+    text = read_text(inputs, "after")
+    if not re.fullmatch(r"\d{1,9}-\d{1,18}(\.\d{1,9}-\d{1,18})*", text, re.ASCII):
+        raise BadInput(
+            "The input after has no offsets. Expected PARTITION-OFFSET.PARTITION-OFFSET..., as the link has it."
+        )
+    return {int(partition): int(offset) for partition, offset in (pair.split("-") for pair in text.split("."))}
+
+
+def _read_newest(
+    console: Console, search: _Search, since: Mapping[int, int], ends: Mapping[int, int], share: int
+) -> tuple[_FoundMessages, int]:
+    """Return the newest messages since some offsets, and how many offsets or messages were passed over.
+
+    share: the most offsets that are read of a partition.
+    """
+    first = console.mq.beginning_offsets(search.topic)
+    wanted = {partition: _clamp(since[partition], first[partition], end) for partition, end in ends.items()}
+    starts = {partition: max(offset, ends[partition] - share) for partition, offset in wanted.items()}
+    fetched = console.mq.fetch(
+        search.topic,
+        isolation=search.isolation,
+        start=starts,
+        end=dict(ends),
+        partitions=list(ends),
+        include_expired=True,
+    )
+    deadline_s, scanned, matches = time.monotonic() + TAIL_S, 0, 0
+    newest: pa.Table | None = None
+    for piece in fetched.pieces(target_bytes=4 << 20):
+        scanned += piece.num_rows
+        selected = _select(piece, search)
+        matches += selected.num_rows
+        both = selected if newest is None else pa.concat_tables([newest, selected])
+        newest = both.sort_by([("timestamp", "descending"), ("offset", "descending")]).slice(0, search.limit)
+        if time.monotonic() > deadline_s:
+            break
+    passed = sum(starts.values()) - sum(wanted.values()) + fetched.plan.record_count - scanned
+    rows = [] if newest is None else _to_rows([newest])
+    return _FoundMessages(rows, scanned, True), passed + matches - len(rows)
 
 
 def read_message(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the page of one message."""
     topic, how = read_text(inputs, "topic"), read_choice(inputs, "as", FORMATS)
     partition, offset = read_number(inputs, "partition", high=2**31 - 1), read_number(inputs, "offset")
-    row = _read_row(console, topic, partition, offset)
-    value = show_payload(row["value"], how, LONG_CHARACTERS)
+    row, segment = _read_row(console, topic, partition, offset)
+    data, by_schema, misfits = _decode_value(console, topic, row["value"]) if how == "auto" else (row["value"], "", [])
+    value = show_payload(data, how, LONG_CHARACTERS)
     key = show_payload(row["key"], how, LONG_CHARACTERS)
     headers = [
         [header["key"], show_payload(header["value"], how, LONG_CHARACTERS // 16)] for header in row["headers"] or ()
@@ -216,6 +338,7 @@ def read_message(console: Console, inputs: Mapping[str, Any]) -> Page:
     place = {"topic": topic, "partition": partition, "offset": offset}
     pairs = [
         *place.items(),
+        ("published by", _name_producer(segment)),
         ("timestamp", format_time(row["timestamp"])),
         ("key", format_size(key.size_bytes)),
         ("value", format_size(value.size_bytes)),
@@ -224,8 +347,10 @@ def read_message(console: Console, inputs: Mapping[str, Any]) -> Page:
     parts: list[Part] = [
         Actions([Link(f"as {other}", make_link("/message", **place, **{"as": other})) for other in FORMATS]),
         Facts("Message", pairs),
+        *_link_causes(console, row, segment),
+        *misfits,
         TextBlock(f"Key ({key.kind})", key.text),
-        TextBlock(f"Value ({value.kind})", value.text, cut),
+        TextBlock(f"Value ({value.kind}{by_schema})", value.text, cut),
         Table("Headers", ("header", "value"), headers, "It has no headers."),
     ]
     trail = [
@@ -236,7 +361,62 @@ def read_message(console: Console, inputs: Mapping[str, Any]) -> Page:
     return Page(f"{topic}-{partition}, offset {offset}", parts, trail)
 
 
-def _read_row(console: Console, topic: str, partition: int, offset: int) -> dict[str, Any]:
+def _name_producer(segment: Mapping[str, Any]) -> str | None:
+    if segment["producer_id"] is None:
+        return None
+    transaction = ", in a transaction" if segment["transactional"] else ""
+    return f"producer {segment['producer_id']}, epoch {segment['producer_epoch']}{transaction}"
+
+
+_DEAD = "dead-letter."
+_ORIGIN = """\
+SELECT origin, decided_at, expires_at, dead_letter, source_offset
+FROM log
+WHERE topic = {topic} AND partition = {partition} AND offset = {offset}"""
+
+
+def _link_causes(console: Console, row: Mapping[str, Any], segment: Mapping[str, Any]) -> list[Part]:
+    """Return links to where the message comes from, and to what became of it."""
+    topic, links = row["topic"], []
+    if segment["dead_letter"] is not None:
+        cause = {
+            header["key"]: header["value"].decode() for header in row["headers"] if header["key"].startswith(_DEAD)
+        }
+        source = {name: cause[f"{_DEAD}{name}"] for name in ("topic", "partition", "offset")}
+        text = "Original: {topic}-{partition}, offset {offset}".format(**source)
+        links += [
+            Link(text, make_link("/message", **source)),
+            Link("Group", make_link("/group", name=cause[f"{_DEAD}group"])),
+        ]
+    names = {known.topic: known.settings["dead.letter.topic"] for known in console.mq.topics.list()}
+    dead = names.get(topic) or f"{topic}.dlq"
+    if dead in names:
+        place = {"partition": row["partition"], "from": "earliest", "header": f"{_DEAD}offset={row['offset']}"}
+        links.append(Link("Its dead letters", make_link("/messages", topic=dead, **place)))
+    query = _ORIGIN.format(topic=quote_sql(topic), partition=row["partition"], offset=row["offset"])
+    links.append(Link("Delayed, redriven or published? (SQL)", make_link("/sql", text=query)))
+    return [Actions(links)]
+
+
+def _decode_value(console: Console, topic: str, value: bytes | None) -> tuple[bytes | None, str, list[Part]]:
+    """Return the value as JSON by the schema of its topic, by which version, and how it does not fit."""
+    versions = console.mq.topics.describe(topic).schemas
+    if not versions or value is None:
+        return value, "", []
+    try:
+        schema = console.mq.topics.schema(topic)
+        misfits = schema.find_misfits([value])
+        decoded = schema.decode_json([value])[0]
+    except LakeMQError as error:
+        return value, "", [Notice(f"The schema of {topic} cannot be used: {error}", "bad")]
+    version = f"version {versions[-1].version} of the schema ({versions[-1].type})"
+    if misfits:
+        return value, "", [Notice(f"The value does not fit {version}: {misfits[0]}", "bad")]
+    return decoded, f" by {version}", []
+
+
+def _read_row(console: Console, topic: str, partition: int, offset: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a message, and the part of the log that it belongs to."""
     ends = console.mq.end_offsets(topic, "read_uncommitted")
     first = console.mq.beginning_offsets(topic).get(partition)
     if first is None or not first <= offset < ends.get(partition, 0):
@@ -249,7 +429,7 @@ def _read_row(console: Console, topic: str, partition: int, offset: int) -> dict
         partitions=[partition],
         include_expired=True,
     )
-    rows = _to_rows([fetched.to_arrow()])
+    rows = fetched.to_arrow().to_pylist()
     if not rows:
         raise BadInput(f"Offset {offset} of {topic}-{partition} holds no message: it marks the end of a transaction.")
-    return rows[0]
+    return rows[0], fetched.plan.segments.slice(0, 1).to_pylist()[0]

@@ -63,6 +63,7 @@ def read_topic(console: Console, inputs: Mapping[str, Any]) -> Page:
         Actions(
             [
                 Link("Browse messages", make_link("/messages", topic=name)),
+                Link("Follow new messages", make_link("/tail", topic=name)),
                 Link("Count keys per partition", make_link("/topic", name=name, keys="yes")),
             ]
         ),
