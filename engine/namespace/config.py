@@ -252,6 +252,10 @@ _EVERY = Parameters(
 )
 
 
+MEANINGS = {parameter.name: parameter.meaning for parameter in (*TOPIC.declared.values(), *GROUP.declared.values())}
+"""Setting of a topic or of a group -> its meaning."""
+
+
 class EngineConfig(Mapping[str, Value]):
     """All settings of the engine, with their defaults, and the defaults of topics, groups and members.
 

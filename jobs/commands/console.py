@@ -33,8 +33,8 @@ AllowChanges = Annotated[
     bool,
     typer.Option(
         "--allow-changes",
-        help="Let visitors reset offsets, send dead letters back, cancel delayed messages, abort transactions and"
-        " change settings.",
+        help="Let visitors reset offsets, send dead letters back, cancel delayed messages, abort transactions, remove"
+        " members, publish messages, and create, change and delete topics.",
     ),
 ]
 

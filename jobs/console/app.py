@@ -200,8 +200,11 @@ class WebApplication:
             inputs = _pick_inputs(change, request.query_params)
             self._console.check_leader()
             fields = [Field(name, name, value, is_hidden=True) for name, value in inputs.items()]
-            form = Form("Confirm", request.url.path, fields, f"{change.title} now", "post", is_change=True)
-            return Page(change.title, [*change.preview(self._console, inputs), form])
+            parts = change.preview(self._console, inputs)
+            loses = change.destroys or any(isinstance(part, Notice) and part.level == "bad" for part in parts)
+            button = f"{change.title} now"
+            form = Form("Confirm", request.url.path, fields, button, "post", is_change=True, destroys=loses)
+            return Page(change.title, [*parts, form])
 
         return self._answer(request, read)
 

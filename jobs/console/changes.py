@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from lakemq.engine.namespace.config import MEANINGS
 from lakemq.jobs.commands.shared.times import parse_position
 from lakemq.jobs.console.console import Console
-from lakemq.jobs.console.parts import Field, Form, Notice, Part, Table, list_records, make_link
+from lakemq.jobs.console.parts import (
+    Actions,
+    Field,
+    Form,
+    Link,
+    Notice,
+    Part,
+    Table,
+    TextBlock,
+    list_records,
+    make_link,
+)
+from lakemq.jobs.console.payloads import escape_invisible
 from lakemq.jobs.output import format_setting
 from lakemq.jobs.status import name_losers, name_readers
 
@@ -107,7 +123,8 @@ class Change:
         preview: returns what it would do, without doing it.
         apply: does it.
         page: returns where to go afterwards.
-        done: the sentence that says that it is done.
+            done: the sentence that says that it is done.
+        destroys: whether something is lost or cut off. Its button looks different.
     """
 
     title: str
@@ -116,6 +133,7 @@ class Change:
     apply: Callable[[Console, Inputs], object]
     page: Callable[[Inputs], str]
     done: str
+    destroys: bool = False
 
 
 # -- offsets of groups ----------------------------------------------------------------------------------
@@ -224,7 +242,8 @@ def _preview_setting(subject: str, current: Mapping[str, Any], inputs: Inputs) -
     if name not in current:
         raise BadInput(f"There is no setting {name!r}. Expected one of: {', '.join(sorted(current))}.")
     rows = [[name, format_setting(current[name]), "its default" if value is None else value]]
-    return [Notice(f"This setting of {subject} will change."), Table("Change", ("setting", "now", "new"), rows)]
+    table = Table("Change", ("setting", "now", "new"), rows, note=MEANINGS[name])
+    return [Notice(f"This setting of {subject} will change."), table]
 
 
 def _preview_topic(console: Console, inputs: Inputs) -> list[Part]:
@@ -241,6 +260,71 @@ def _preview_deletion(console: Console, inputs: Inputs) -> list[Part]:
     return [Notice(f"The topic {topic.topic} with {size}{readers} will be deleted. This cannot be undone.", "bad")]
 
 
+def _preview_creation(console: Console, inputs: Inputs) -> list[Part]:
+    name, partitions = read_text(inputs, "topic"), _read_partitions(inputs)
+    if name in {topic.topic for topic in console.mq.topics.list()}:
+        raise BadInput(f"The topic {name} exists.")
+    return [Notice(f"The topic {name} with {partitions:,} partitions will be created, with default settings.")]
+
+
+def _read_partitions(inputs: Inputs) -> int:
+    return read_number(inputs, "partitions", 1, low=1, high=2**31 - 1)
+
+
+def _preview_partitions(console: Console, inputs: Inputs) -> list[Part]:
+    topic, partitions = console.mq.topics.describe(read_text(inputs, "topic")), _read_partitions(inputs)
+    if partitions <= topic.partitions:
+        raise BadInput(f"{topic.topic} has {topic.partitions} partitions. Expected a larger number.")
+    text = f"The topic {topic.topic} will have {partitions:,} partitions instead of {topic.partitions:,}."
+    return [Notice(text), Notice("Keys may go to other partitions from then on. Later messages may overtake earlier.")]
+
+
+# -- messages -------------------------------------------------------------------------------------------
+
+
+def _preview_publish(console: Console, inputs: Inputs) -> list[Part]:
+    topic = console.mq.topics.describe(read_text(inputs, "topic"))
+    _read_headers(inputs)
+    value = read_text(inputs, "text", "")
+    about = f"A message of {len(value.encode()):,} bytes will be published to {topic.topic}."
+    return [Notice(about), TextBlock("Value", escape_invisible(value))]
+
+
+def _read_headers(inputs: Inputs) -> list[dict[str, Any]]:
+    lines = read_text(inputs, "headers", "").splitlines()
+    if bad := [line for line in lines if "=" not in line]:
+        raise BadInput(f"The input headers has the line {bad[0]!r}. Expected name=value in each line.")
+    pairs = (line.split("=", 1) for line in lines)
+    return [{"key": name, "value": value.encode()} for name, value in pairs]
+
+
+def _publish(console: Console, inputs: Inputs) -> None:
+    row = {"value": read_text(inputs, "text", "").replace("\r\n", "\n").encode(), "headers": _read_headers(inputs)}
+    if key := _read_key(inputs):
+        row["key"] = key.encode()
+    console.mq.publish(read_text(inputs, "topic"), pa.Table.from_pylist([row]), on_error="fail")
+
+
+def _read_before(inputs: Inputs) -> dict[int, int]:
+    text = read_text(inputs, "before")
+    if not re.fullmatch(r"\d{1,9}=\d{1,18}( +\d{1,9}=\d{1,18})*", text, re.ASCII):
+        raise BadInput(f"The input before is {text!r}. Expected PARTITION=OFFSET, more of them after spaces.")
+    return {int(partition): int(offset) for partition, offset in (pair.split("=") for pair in text.split())}
+
+
+def _preview_record_deletion(console: Console, inputs: Inputs) -> list[Part]:
+    topic, before = console.mq.topics.describe(read_text(inputs, "topic")), _read_before(inputs)
+    ends = dict(enumerate(zip(topic.beginning_offsets, topic.end_offsets, strict=True)))
+    if unknown := [
+        f"{partition}={offset}" for partition, offset in before.items() if offset > ends.get(partition, (0, -1))[1]
+    ]:
+        raise BadInput(f"The topic {topic.topic} has no such offsets: {', '.join(unknown)}.")
+    count = sum(max(0, offset - ends[partition][0]) for partition, offset in before.items())
+    readers = name_readers(console.mq, topic.topic)
+    text = f"{count:,} offsets of {topic.topic}{readers} will be deleted. This cannot be undone."
+    return [Notice(text, "bad")]
+
+
 def _preview_group(console: Console, inputs: Inputs) -> list[Part]:
     group = console.mq.groups.describe(read_text(inputs, "group"))
     return _preview_setting(f"the group {group.group}", group.settings, inputs)
@@ -254,6 +338,7 @@ CHANGES: dict[str, Change] = {
         lambda console, inputs: _reset_offsets(console, inputs, dry_run=False),
         lambda inputs: make_link("/group", name=inputs["group"]),
         "The offsets are reset.",
+        destroys=True,
     ),
     "redrive": Change(
         "Send dead letters back",
@@ -270,6 +355,7 @@ CHANGES: dict[str, Change] = {
         lambda console, inputs: console.mq.dead_letters.purge(read_text(inputs, "topic"), _make_condition(inputs)),
         lambda inputs: "/dead-letters",
         "The dead letters are purged.",
+        destroys=True,
     ),
     "cancel-delayed": Change(
         "Cancel delayed messages",
@@ -278,6 +364,7 @@ CHANGES: dict[str, Change] = {
         _apply_cancel,
         lambda inputs: "/delayed",
         "The messages that still waited are cancelled.",
+        destroys=True,
     ),
     "abort": Change(
         "Abort a transaction",
@@ -286,6 +373,7 @@ CHANGES: dict[str, Change] = {
         lambda console, inputs: console.mq.transactions.abort(read_text(inputs, "id")),
         lambda inputs: "/transactions",
         "The transaction is aborted.",
+        destroys=True,
     ),
     "remove-member": Change(
         "Remove a member",
@@ -296,14 +384,55 @@ CHANGES: dict[str, Change] = {
         ),
         lambda inputs: make_link("/group", name=inputs["group"]),
         "The member is removed.",
+        destroys=True,
     ),
     "alter-topic": Change(
         "Change a setting of the topic",
-        {"topic": "topic", "setting": "setting, such as retention.ms", "value": "new value; empty: the default"},
+        {"topic": "topic", "setting": "setting", "value": "new value; empty: the default"},
         _preview_topic,
         lambda console, inputs: console.mq.topics.alter(read_text(inputs, "topic"), _read_setting(inputs)),
         lambda inputs: make_link("/topic", name=inputs["topic"]),
         "The setting is changed.",
+    ),
+    "create-topic": Change(
+        "Create a topic",
+        {"topic": "name", "partitions": "partitions"},
+        _preview_creation,
+        lambda console, inputs: console.mq.topics.create(read_text(inputs, "topic"), _read_partitions(inputs)),
+        lambda inputs: make_link("/topic", name=inputs["topic"]),
+        "The topic is created.",
+    ),
+    "add-partitions": Change(
+        "Add partitions",
+        {"topic": "topic", "partitions": "new number of partitions"},
+        _preview_partitions,
+        lambda console, inputs: console.mq.topics.alter(
+            read_text(inputs, "topic"), partitions=_read_partitions(inputs)
+        ),
+        lambda inputs: make_link("/topic", name=inputs["topic"]),
+        "The topic has more partitions.",
+    ),
+    "publish": Change(
+        "Publish a message",
+        {
+            "topic": "topic",
+            "key": "key (empty: none)",
+            "headers": "headers, a line each: name=value",
+            "text": "value: a short text",
+        },
+        _preview_publish,
+        _publish,
+        lambda inputs: make_link("/messages", topic=inputs["topic"]),
+        "The message is published.",
+    ),
+    "delete-records": Change(
+        "Delete records",
+        {"topic": "topic", "before": "all before these offsets: PARTITION=OFFSET, more of them after spaces"},
+        _preview_record_deletion,
+        lambda console, inputs: console.mq.topics.delete_records(read_text(inputs, "topic"), _read_before(inputs)),
+        lambda inputs: make_link("/topic", name=inputs["topic"]),
+        "The records are deleted.",
+        destroys=True,
     ),
     "delete-topic": Change(
         "Delete the topic",
@@ -312,12 +441,13 @@ CHANGES: dict[str, Change] = {
         lambda console, inputs: console.mq.topics.delete(read_text(inputs, "topic")),
         lambda inputs: "/topics",
         "The topic is deleted.",
+        destroys=True,
     ),
     "alter-group": Change(
         "Change a setting of the group",
         {
             "group": "group",
-            "setting": "setting, such as max.redelivery.count",
+            "setting": "setting",
             "value": "new value; empty: the default",
         },
         _preview_group,
@@ -329,10 +459,65 @@ CHANGES: dict[str, Change] = {
 """Each change by the name in its address."""
 
 
-def offer_change(name: str, **given: str) -> Form:
-    """Return the form that leads to the confirmation of a change. given: inputs that the page knows already."""
+_ROWS = {"text": 6, "headers": 2}
+"""Input -> its lines, where a form has room for more than one."""
+
+
+def offer_change(name: str, settings: Iterable[str] = (), **given: str) -> Form:
+    """Return the form that leads to the confirmation of a change.
+
+    Args:
+        name: of the change.
+        settings: names to choose from, if it changes a setting.
+        given: inputs that the page knows already.
+    """
     change = CHANGES[name]
+    choices = {"setting": {setting: f"{setting}: {MEANINGS[setting]}" for setting in sorted(settings)}}
     fields = [
-        Field(field, label, given.get(field, ""), is_hidden=field in given) for field, label in change.fields.items()
+        Field(field, label, given.get(field, ""), choices.get(field, ()), _ROWS.get(field, 0), field in given)
+        for field, label in change.fields.items()
     ]
-    return Form(change.title, f"/change/{name}", fields, "Continue", is_change=True)
+    return Form(change.title, f"/change/{name}", fields, "Continue", is_change=True, destroys=change.destroys)
+
+
+# Advice names commands. Those that a change of the console can do become links to its confirmation.
+
+
+_COMMAND = re.compile(r"lakemq (?:--path \S+ )?([a-z-]+ [a-z-]+) ([^`&;]+)")
+_CURES = {
+    "groups remove-members": ("remove-member", "group"),
+    "groups alter": ("alter-group", "group"),
+    "topics create": ("create-topic", "topic"),
+    "topics alter": ("alter-topic", "topic"),
+    "topics delete-records": ("delete-records", "topic"),
+    "transactions abort": ("abort", "id"),
+    "delayed purge": ("cancel-delayed", "topic"),
+    "dead-letters redrive": ("redrive", "topic"),
+}
+"""Command -> the change that does the same, and the input for the command's argument."""
+
+
+def list_cures(text: str) -> list[Link]:
+    """Return links to the changes that do what the commands in an advice do."""
+    links: dict[str, Link] = {}
+    for command, arguments in _COMMAND.findall(text):
+        if command not in _CURES:
+            continue
+        (name, subject), words = _CURES[command], arguments.split()
+        inputs = {subject: words[0]}
+        for option, value in zip(words[1::2], words[2::2], strict=False):
+            if option == "--config":
+                inputs["setting"], _, inputs["value"] = value.partition("=")
+            else:
+                field = option.removeprefix("--")
+                inputs[field] = f"{inputs.get(field, '')} {value}".strip()
+        href = make_link(f"/change/{name}", **inputs)
+        about = inputs.get("member") or inputs.get("setting")
+        links[href] = Link(f"{CHANGES[name].title}: {words[0]}{f' ({about})' if about else ''}", href)
+    return [*links.values()]
+
+
+def offer_cures(console: Console, text: str) -> list[Part]:
+    """Return the links of an advice, if the console may change something."""
+    links = list_cures(text) if console.settings.allow_changes else []
+    return [Actions(links)] if links else []

@@ -255,12 +255,12 @@ class LineChart:
 
 @dataclass(frozen=True)
 class Field:
-    """An input of a form. choices: of a list to choose from; rows: of a text with several lines."""
+    """An input of a form. choices: of a list to choose from, also with a text for each; rows: of a text with lines."""
 
     name: str
     label: str
     value: str = ""
-    choices: Sequence[str] = ()
+    choices: Sequence[str] | Mapping[str, str] = ()
     rows: int = 0
     is_hidden: bool = False
     is_secret: bool = False
@@ -268,7 +268,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Form:
-    """A form. method: `get` for what only reads; `post` for the rest."""
+    """A form. method: `get` for what only reads; `post` for the rest. destroys: see `Change`."""
 
     kind: ClassVar[str] = "form"
     title: str
@@ -277,6 +277,7 @@ class Form:
     button: str
     method: str = "get"
     is_change: bool = False
+    destroys: bool = False
 
 
 @dataclass(frozen=True)

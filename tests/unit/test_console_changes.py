@@ -12,8 +12,10 @@ from unit.busy_namespace import ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace
 from unit.served import served, until, values
 
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.namespace.config import MEANINGS
 from lakemq.engine.protocol.codec.beat import OverdueMember, encode_overdue_members
-from lakemq.jobs.console.changes import CHANGES
+from lakemq.jobs.console.changes import CHANGES, list_cures
+from lakemq.jobs.console.parts import make_link
 from lakemq.tables.storage.coordination.beats import OverdueNotes
 
 pytestmark = pytest.mark.slow
@@ -27,8 +29,14 @@ INPUTS = {
     "remove-member": {"group": WORKERS, "member": "nobody"},
     "alter-topic": {"topic": ORDERS, "setting": "retention.ms", "value": "1234567"},
     "delete-topic": {"topic": ORDERS},
+    "create-topic": {"topic": "invented", "partitions": "2"},
+    "add-partitions": {"topic": ORDERS, "partitions": "3"},
+    "publish": {"topic": ORDERS, "key": "k", "headers": "a=b", "text": "typed"},
+    "delete-records": {"topic": ORDERS, "before": "0=1"},
     "alter-group": {"group": WORKERS, "setting": "max.redelivery.count", "value": "9"},
 }
+
+HARMLESS = ("redrive", "alter-topic", "alter-group", "create-topic", "add-partitions", "publish")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +60,8 @@ def read_changeable(busy: BusyNamespace) -> tuple[object, ...]:
         mq.dead_letters.counts(),
         mq.delayed.all(ORDERS),
         mq.transactions.describe("shipper").state,
-        mq.topics.describe(ORDERS).settings,
+        mq.topics.describe(ORDERS),
+        [topic.topic for topic in mq.topics.list()],
         mq.groups.describe(WORKERS).settings,
     )
 
@@ -109,6 +118,64 @@ def test_a_topic_is_deleted_after_the_confirmation_has_named_its_readers(busy: B
     assert "doomed" in [topic.topic for topic in busy.mq.topics.list()]
     assert notices(browser.submit(page, "/change/delete-topic"))[0] == "The topic is deleted."
     assert "doomed" not in [topic.topic for topic in busy.mq.topics.list()]
+
+
+def test_a_topic_is_created_filled_widened_and_emptied(busy: BusyNamespace, browser: Browser) -> None:
+    page = browser.confirm("create-topic", topic="made", partitions="1")
+    assert notices(page)[0] == "The topic is created."
+    publish = {"topic": "made", "key": "k", "headers": "a=b\nc=d=e", "text": '{"n": "\u00e9"}'}
+    assert notices(browser.confirm("publish", **publish))[0] == "The message is published."
+    (message,) = busy.mq.fetch("made")
+    assert (message.key, message.value) == (b"k", publish["text"].encode())
+    assert [*map(tuple, message.headers or ())] == [("a", b"b"), ("c", b"d=e")]
+    assert "Keys may go to other partitions" in browser.get("/change/add-partitions", topic="made", partitions="3")
+    browser.confirm("add-partitions", topic="made", partitions="3")
+    assert busy.mq.topics.describe("made").partitions == 3
+    page = browser.get("/change/delete-records", topic="made", before="0=1 1=0")
+    assert notices(page) == ["1 offsets of made will be deleted. This cannot be undone."]
+    browser.submit(page, "/change/delete-records")
+    assert busy.mq.topics.describe("made").beginning_offsets == [1, 0, 0]
+    busy.mq.topics.delete("made")
+
+
+def test_buttons_that_destroy_look_different(browser: Browser) -> None:
+    for name, inputs in INPUTS.items():
+        page = browser.get(f"/change/{name}", **inputs)
+        assert ('class="change destroys"' in page) == (name not in HARMLESS), name
+    page = browser.get("/change/alter-topic", topic=ORDERS, setting="retention.ms", value="1")
+    assert 'class="change destroys"' in page, "it loses unread messages"
+
+
+def test_a_setting_is_chosen_by_its_meaning(busy: BusyNamespace, browser: Browser) -> None:
+    for path, settings in (
+        ("/topic", busy.mq.topics.describe(ORDERS).settings),
+        ("/group", busy.mq.groups.describe(WORKERS).settings),
+    ):
+        page = html.unescape(browser.get(path, name=ORDERS if path == "/topic" else WORKERS))
+        offered = dict(re.findall(r'<option value="([a-z.]+)">\1: (.*?)</option>', page))
+        assert {*offered} == {*settings}
+    assert offered["max.redelivery.count"] == MEANINGS["max.redelivery.count"]
+
+
+def test_commands_of_an_advice_become_links_to_changes_that_do_the_same() -> None:
+    advice = (
+        "Restart it, or: `lakemq groups remove-members g --member m-1`. Or `lakemq transactions abort t`."
+        " Keep: lakemq --path data/mq topics alter a --config retention.waits.for.groups=true &&"
+        " lakemq --path data/mq groups alter g --config offsets.retention.ms=-1 Delete: `lakemq --path data/mq topics"
+        " delete-records a --before 0=5 --before 1=7` `lakemq topics create b` `lakemq --path p delayed purge a`"
+        " `lakemq dead-letters redrive a.dlq`, lakemq --path p serve"
+    )
+    links = [link.href for link in list_cures(advice)]
+    assert links == [
+        make_link("/change/remove-member", group="g", member="m-1"),
+        make_link("/change/abort", id="t"),
+        make_link("/change/alter-topic", topic="a", setting="retention.waits.for.groups", value="true"),
+        make_link("/change/alter-group", group="g", setting="offsets.retention.ms", value="-1"),
+        make_link("/change/delete-records", topic="a", before="0=5 1=7"),
+        make_link("/change/create-topic", topic="b"),
+        make_link("/change/cancel-delayed", topic="a"),
+        make_link("/change/redrive", topic="a.dlq"),
+    ]
 
 
 def test_offsets_are_reset_as_the_confirmation_says(busy: BusyNamespace, browser: Browser) -> None:
@@ -195,7 +262,8 @@ def test_a_group_offers_the_changes_that_end_its_waits(busy: BusyNamespace, brow
         OverdueNotes(mq.namespace.files).put(mq.state().leader_epoch, 9_999_999_999, late)
         page = browser.get("/group", name="idlers")
         assert any("has not polled since" in text for text in notices(page))
-        (href,) = re.findall(r'href="(/change/remove-member[^"]*)"', page)
+        (href,) = {*re.findall(r'href="(/change/remove-member[^"]*)"', page)}
+        assert page.count(f'href="{href}"') == 2, "beside the advice, and in the table of members"
         confirmation = browser.get(html.unescape(href))
         assert notices(confirmation)[0].startswith(f"The member {info.member_id} of idlers will be removed.")
         assert notices(browser.submit(confirmation, "/change/remove-member"))[0] == "The member is removed."
@@ -210,6 +278,11 @@ def test_bad_inputs_of_changes_are_refused(browser: Browser) -> None:
         ("reset-offsets", {"group": READERS, "topic": ORDERS, "to": ""}, "missing"),
         ("reset-offsets", {"group": READERS, "topic": ORDERS, "to": "soon"}, "not a position"),
         ("cancel-delayed", {}, "Give a receipt, or a topic"),
+        ("create-topic", {"topic": ORDERS}, "exists"),
+        ("add-partitions", {"topic": ORDERS, "partitions": "2"}, "Expected a larger number"),
+        ("publish", {"topic": ORDERS, "headers": "a"}, "name=value"),
+        ("delete-records", {"topic": ORDERS, "before": "all"}, "PARTITION=OFFSET"),
+        ("delete-records", {"topic": ORDERS, "before": "7=1"}, "no such offsets: 7=1"),
     ):
         assert reason in notices(browser.get(f"/change/{name}", 400, **inputs))[0]
     assert notices(browser.get("/change/nosuch", 404))

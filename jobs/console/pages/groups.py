@@ -8,12 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from lakemq.jobs.commands.topics import list_settings
-from lakemq.jobs.console.changes import offer_change, read_text
+from lakemq.jobs.console.changes import offer_change, offer_cures, read_text
 from lakemq.jobs.console.console import Console, quote_sql
 from lakemq.jobs.console.pages.charts import draw_groups, offer_ranges, read_last, read_minutes
 from lakemq.jobs.console.pages.queries import draw_or_explain
 from lakemq.jobs.console.parts import (
-    Actions,
     Link,
     Notice,
     OwnershipPeriod,
@@ -68,10 +67,18 @@ def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
         assignments = groups.assignments(name) if is_known else []
     parts: list[Part] = [
         *_warn(info),
-        *(_offer_cures(info) if console.settings.allow_changes else []),
+        *offer_cures(console, " ".join(stall.advice for stall in info.stalls)),
         list_facts("Group", info, _FACTS),
         _list_partitions(lags, assignments),
-        list_records("Members", members, _MEMBERS, "The group has no members now."),
+        list_records(
+            "Members",
+            members,
+            f"{_MEMBERS}, change" if console.settings.allow_changes else _MEMBERS,
+            "The group has no members now.",
+            change=lambda member: Link(
+                "remove", make_link("/change/remove-member", group=name, member=member.member_id)
+            ),
+        ),
         offer_ranges("/group", name=name),
         *draw_groups(read_last(console, minutes, group=name), by=0),
         *_draw_owners(console, name, minutes),
@@ -79,7 +86,7 @@ def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
         list_records("Settings", list_settings(info), "setting, value, set"),
     ]
     if console.settings.allow_changes:
-        parts += [offer_change("reset-offsets", group=name), offer_change("alter-group", group=name)]
+        parts += [offer_change("reset-offsets", group=name), offer_change("alter-group", info.settings, group=name)]
     return Page(name, parts, [Link("Groups", "/groups")])
 
 
@@ -91,21 +98,6 @@ def _warn(info: GroupInfo) -> list[Part]:
     if info.deleted:
         notices.append(Notice(f"{info.deleted:,} offsets were deleted before the group had consumed them.", "bad"))
     return notices
-
-
-def _offer_cures(info: GroupInfo) -> list[Part]:
-    """Return links to the changes that end what holds the group up."""
-    cures: dict[str, Link] = {}
-    for stall in info.stalls:
-        if stall.transactional_id is not None:
-            link = Link(f"Abort {stall.transactional_id}", make_link("/change/abort", id=stall.transactional_id))
-        elif stall.kind in ("no heartbeat", "no poll", "silent", "handover"):
-            href = make_link("/change/remove-member", group=info.group, member=stall.member_id)
-            link = Link(f"Remove {stall.member_id}", href)
-        else:
-            continue  # only its program can end it
-        cures[link.href] = link
-    return [Actions([*cures.values()])] if cures else []
 
 
 def _list_partitions(lags: list[PartitionLag], assignments: list[AssignmentInfo]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lakemq.jobs.console.changes import offer_cures
 from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.pages.charts import (
     draw_groups,
@@ -79,7 +80,14 @@ def _report(console: Console, figures: Mapping[str, float]) -> list[Part]:
         return [Notice("No sequencer leads. Requests wait until you start one: lakemq serve.", "bad")]
     if not wrong:
         return [Notice("All is well.", "good")]
-    return [Notice(f"{finding.check}: {finding.found}. {finding.mend}", "bad") for finding in wrong]
+    return [
+        part
+        for finding in wrong
+        for part in (
+            Notice(f"{finding.check}: {finding.found}. {finding.mend}", "bad"),
+            *offer_cures(console, finding.mend),
+        )
+    ]
 
 
 def _describe_sequencer(figures: Mapping[str, float], space: FreeSpace | None) -> Facts:
@@ -177,6 +185,7 @@ def run_doctor(console: Console, inputs: Mapping[str, Any]) -> Page:
     text = "Everything is all right." if not count else f"{count} of {len(findings)} checks found a problem."
     parts: list[Part] = [
         Notice(text, "bad" if count else "good"),
+        *offer_cures(console, " ; ".join(finding.mend for finding in findings)),
         list_records("Checks", findings, "check, state, found, mend"),
         _make_button(),
     ]

@@ -41,7 +41,7 @@ def read_topics(console: Console, inputs: Mapping[str, Any]) -> Page:
         size=lambda topic: format_size(sizes.get(topic.topic)),
         messages=lambda topic: Link("messages", make_link("/messages", topic=topic.topic)),
     )
-    return Page("Topics", [table])
+    return Page("Topics", [table, *([offer_change("create-topic")] if console.settings.allow_changes else [])])
 
 
 def read_sizes(console: Console) -> dict[str, int]:
@@ -93,7 +93,9 @@ def read_topic(console: Console, inputs: Mapping[str, Any]) -> Page:
         note = "New messages must fit the schema in force. Older ones are read under the newest version."
         parts.append(list_records("Schemas", list_schemas(topic), "version, type, schema, step, state", note=note))
     if console.settings.allow_changes:
-        parts += [offer_change("alter-topic", topic=name), offer_change("delete-topic", topic=name)]
+        parts.append(offer_change("alter-topic", topic.settings, topic=name))
+        others = ("publish", "add-partitions", "delete-records", "delete-topic")
+        parts += [offer_change(change, topic=name) for change in others]
     return Page(name, parts, [Link("Topics", "/topics")])
 
 
