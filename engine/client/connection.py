@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -75,7 +75,9 @@ class Connection(LogAccess):
         spark: SparkSession | None = None,
         clock: Clock | None = None,
         crash_point: crash.CrashPoint | None = None,
+        client_names: Sequence[str] = (),
     ) -> None:
+        """client_names: who asks, as the journal keeps it; by default user and host."""
         self.namespace, self._spark = namespace, spark
         if spark is not None:
             configure_spark(spark, namespace.files.root, namespace.storage_options)
@@ -87,7 +89,7 @@ class Connection(LogAccess):
         self.requester = Requester(
             namespace.mailbox,
             clock,
-            new_client_id,
+            partial(new_client_id, client_names),
             timeout_ms,
             self._crash_point,
             namespace_id,

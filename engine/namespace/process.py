@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NoReturn, SupportsIndex, TypeAlias
 from weakref import WeakSet
@@ -208,16 +208,16 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-def new_client_id() -> str:
-    """Return an id of a client that names its user, host and process, and is random after that.
+def new_client_id(names: Sequence[str] = ()) -> str:
+    """Return an id of a client that names who asks and the process, and is random after that.
 
-    The journal keeps it with each decision, so it says who asked.
+    The journal keeps it with each decision, so it says who asked: these names, by default the user and the host.
     """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a user without a name
         user = f"uid{os.getuid()}"
-    names = [_NO_NAME.sub("_", name).strip("_.")[:_MAX_NAME] for name in (user, socket.gethostname())]
+    names = [_NO_NAME.sub("_", name).strip("_.")[:_MAX_NAME] for name in names or (user, socket.gethostname())]
     return "-".join([*filter(None, names), str(os.getpid()), new_id()[:16]])
 
 

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ with needs("console"):
     from starlette.responses import HTMLResponse, RedirectResponse, Response
     from starlette.routing import Route
 
+from lakemq.engine.client.connection import Connection
 from lakemq.errors import GroupIdNotFound, LakeMQError, TransactionalIdNotFound, UnknownTopicOrPartition
 from lakemq.jobs.console import guard
 from lakemq.jobs.console.changes import CHANGES, BadInput, Change, check_names, read_text
@@ -37,7 +39,6 @@ from lakemq.jobs.metrics.server import make_endpoint, open_registry
 from lakemq.jobs.process.exits import describe_error
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.sql.query import QueryLimits
     from lakemq.engine.sequencer.serving import Serving
     from lakemq.jobs.doctor.namespace import Finding
@@ -67,6 +68,7 @@ MENU = (
     Link("Dead letters", "/dead-letters"),
     Link("Transactions", "/transactions"),
     Link("History", "/history"),
+    Link("Changes", "/changes"),
     Link("Tables", "/tables"),
     Link("SQL", "/sql"),
     Link("Doctor", "/doctor"),
@@ -87,6 +89,7 @@ PAGES: dict[str, PageReader] = {
     "/dead-letter-topic": PageReader(delayed.read_dead_letter_topic, ("topic", "as", "limit")),
     "/transactions": PageReader(topics.read_transactions, ("state",)),
     "/history": PageReader(queries.read_history_page, ("at", "minutes")),
+    "/changes": PageReader(queries.read_changes, ("text",)),
     "/tables": PageReader(queries.read_tables),
     "/sql": PageReader(queries.read_sql_box, ("text",)),
     "/doctor": PageReader(overview.read_doctor),
@@ -220,8 +223,12 @@ class WebApplication:
         def apply() -> Page:
             inputs = _pick_inputs(change, form)
             self._console.check_leader()
-            log.info("%s: a visitor of the console at %s", name, request.client.host if request.client else "?")
-            change.apply(self._console, inputs)
+            visitor = guard.find_visitor(request.headers, self._console.settings) or "visitor"
+            address = request.client.host if request.client else "unknown"
+            log.info("%s: %s at %s", name, visitor, address)
+            # a client of its own, whose id says in the journal who asked
+            with Connection(self._console.mq.namespace, client_names=("console", visitor, address)) as mq:
+                change.apply(replace(self._console, mq=mq), inputs)
             pages.append(change.page(inputs))
             return Page(change.title, [Notice(change.done, "good")])
 
@@ -238,10 +245,11 @@ class WebApplication:
         return self._answer(request, lambda: Page("Open the console", [form]))
 
     async def _log_in(self, request: Request) -> Response:
-        inputs, token = await _read_form(request), self._console.settings.token
-        if token is None:
+        inputs, tokens = await _read_form(request), [token for _, token in self._console.settings.tokens]
+        if not tokens:
             return RedirectResponse("/", 303)
-        if not guard.are_equal(inputs.get("token", ""), token):
+        token = next((token for token in tokens if guard.are_equal(inputs.get("token", ""), token)), None)
+        if token is None:
             return self._explain(request, "Open the console", "This is not the token of this console.", 403)
         response = RedirectResponse("/", 303)
         session = guard.make_session(token, time.time())

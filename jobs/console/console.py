@@ -40,7 +40,8 @@ class ConsoleSettings:
 
     Attributes:
         host, port: the address. Port 0 takes a free one.
-        token: bearer token that every request must show; None: no request needs one.
+        token: bearer token that every request must show; None: no request needs one. Several lines have a token each,
+            after a name and a space.
         allow_changes: whether the console may change the namespace.
     """
 
@@ -50,9 +51,10 @@ class ConsoleSettings:
     allow_changes: bool = False
 
     @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach the address."""
-        return is_loopback(self.host)
+    def tokens(self) -> list[tuple[str, str]]:
+        """Names and tokens. The name of a visitor is empty if the token has none."""
+        lines = (line.rpartition(" ") for line in (self.token or "").splitlines() if line.strip())
+        return [(name.strip(), token) for name, _, token in lines]
 
 
 def make_settings(host: str, port: int, token_file: Path | None, allow_changes: bool) -> ConsoleSettings:
@@ -68,10 +70,16 @@ def make_settings(host: str, port: int, token_file: Path | None, allow_changes: 
         InvalidConfig: the token is missing, too short, or cannot be read.
     """
     token = _read_token(token_file)
-    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
+    settings = ConsoleSettings(host, port, token, allow_changes)
+    bad = [
+        len(text)
+        for name, text in settings.tokens
+        if len(text) < SHORTEST_TOKEN or not text.isascii() or not (name + text).isprintable()
+    ]
+    if token is not None and (bad or not settings.tokens):
         raise InvalidConfig(
             "The console's token cannot be used.",
-            found=f"{len(token)} characters",
+            found=f"{bad[0] if bad else 0} characters",
             expected=f"at least {SHORTEST_TOKEN} printable ASCII characters, such as those of `openssl rand -hex 32`",
         )
     if token is None and (allow_changes or not is_loopback(host)):
@@ -81,7 +89,7 @@ def make_settings(host: str, port: int, token_file: Path | None, allow_changes: 
             expected=f"--token-file FILE or ${TOKEN_VARIABLE}; or an address of this machine alone, such as 127.0.0.1,"
             " without --allow-changes",
         )
-    return ConsoleSettings(host, port, token, allow_changes)
+    return settings
 
 
 def _read_token(token_file: Path | None) -> str | None:

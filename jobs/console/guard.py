@@ -113,7 +113,7 @@ class Guard:
             return _refusal(403, "Another site has asked for this page in the background. Open the console itself.")
         if scope["method"] == "POST" and not _is_same_origin(headers):
             return _refusal(403, "The form was sent from another site. Open the console and use its own form.")
-        if scope["path"] in OPEN_PATHS or self._has_token(headers):
+        if scope["path"] in OPEN_PATHS or find_visitor(headers, self._settings) is not None:
             return None
         if "text/html" in headers.get("accept", "") and scope["method"] == "GET":
             return RedirectResponse(LOGIN, status_code=303)
@@ -121,15 +121,18 @@ class Guard:
             "This console needs its token: Authorization: Bearer TOKEN.\n", 401, {"WWW-Authenticate": "Bearer"}
         )
 
-    def _has_token(self, headers: Headers) -> bool:
-        token = self._settings.token
-        if token is None:
-            return True
-        scheme, _, shown = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and are_equal(shown.strip(), token):
-            return True
-        cookies = cookie_parser(headers.get("cookie", ""))
-        return _is_session(cookies.get(SESSION_COOKIE, ""), token, time.time())
+
+def find_visitor(headers: Headers, settings: ConsoleSettings) -> str | None:
+    """Return the name of the token that a request shows, empty if it has none; None if it shows no token."""
+    if settings.token is None:
+        return ""
+    scheme, _, shown = headers.get("authorization", "").partition(" ")
+    bearer = shown.strip() if scheme.lower() == "bearer" else ""
+    cookie = cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE, "")
+    names = (
+        name for name, token in settings.tokens if are_equal(bearer, token) or _is_session(cookie, token, time.time())
+    )
+    return next(names, None)
 
 
 def _limit_body(receive: Receive) -> Receive:

@@ -120,6 +120,21 @@ def test_a_topic_is_deleted_after_the_confirmation_has_named_its_readers(busy: B
     assert "doomed" not in [topic.topic for topic in busy.mq.topics.list()]
 
 
+def test_a_change_is_listed_with_the_name_of_the_token_and_the_address(busy: BusyNamespace) -> None:
+    tokens = {"alice": "the-token-of-alice", "bob": "bobs-token-which-is-longer"}
+    text = "\n".join(f"{name} {token}" for name, token in tokens.items())
+    for minutes, (name, token) in enumerate(tokens.items(), 7):
+        with open_browser(busy.mq, busy.serving, token=text, allow_changes=True) as visitor:
+            visitor.submit(visitor.get("/login"), "/login", token=token)
+            visitor.confirm("alter-topic", topic=SHIPPED, setting="retention.ms", value=f"{60_000 * minutes}")
+            busy.mq.sql("SELECT 1", wait_ms=30_000)
+            newest, *_ = table_rows(visitor.get("/changes", text=SHIPPED), "Changes, newest first")
+            assert newest[1:3] == ["topic_altered", SHIPPED]
+            assert newest[3].startswith(f"console-{name}-127.0.0.1-")
+            assert f"{60_000 * minutes}" in newest[4]
+            assert table_rows(visitor.get("/changes", text="no such text"), "Changes, newest first") == []
+
+
 def test_a_topic_is_created_filled_widened_and_emptied(busy: BusyNamespace, browser: Browser) -> None:
     page = browser.confirm("create-topic", topic="made", partitions="1")
     assert notices(page)[0] == "The topic is created."

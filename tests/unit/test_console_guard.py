@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -29,6 +30,7 @@ from lakemq.jobs.console.guard import (
     SESSION_COOKIE,
     SESSION_S,
     Guard,
+    find_visitor,
     make_session,
 )
 
@@ -160,6 +162,23 @@ def test_a_token_is_needed_where_others_can_reach_the_console(tmp_path: Path, mo
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     assert make_settings("0.0.0.0", 8080, None, False).token == TOKEN
     assert TOKEN not in repr(make_settings("0.0.0.0", 8080, None, False))
+
+
+def test_visitors_are_known_by_the_names_of_their_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"alice {TOKEN}\n\nbob {TOKEN[::-1]}\n{TOKEN * 2}\n")
+    settings = make_settings("0.0.0.0", 8080, file, True)
+    shown = {"alice": TOKEN, "bob": TOKEN[::-1], "": TOKEN * 2}
+    for name, token in shown.items():
+        cookie = f"{SESSION_COOKIE}={make_session(token, time.time())}"
+        for headers in ({"Authorization": f"Bearer {token}"}, {"Cookie": cookie}):
+            assert find_visitor(Headers(headers), settings) == name
+            assert ask(settings, headers=headers).status_code == 200
+    for wrong in ("alice", f"alice {TOKEN}", ""):
+        assert find_visitor(Headers({"Authorization": f"Bearer {wrong}"}), settings) is None
+    file.write_text(f"alice {TOKEN}\nbob short")
+    with pytest.raises(InvalidConfig, match="5 characters"):
+        make_settings("0.0.0.0", 8080, file, True)
 
 
 def test_weak_or_broken_tokens_are_refused(tmp_path: Path) -> None:

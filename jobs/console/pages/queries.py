@@ -10,7 +10,7 @@ from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import LakeMQError, MissingExtra
 from lakemq.jobs.commands.shared.times import parse_past_moment, to_millis
 from lakemq.jobs.console.changes import BadInput, read_number, read_text
-from lakemq.jobs.console.console import Console, NotPossible
+from lakemq.jobs.console.console import Console, NotPossible, quote_sql
 from lakemq.jobs.console.pages.charts import draw_groups, draw_sequencer, draw_topics
 from lakemq.jobs.console.parts import (
     Facts,
@@ -120,6 +120,42 @@ _NONE = {
     "handoffs": "No partition moved.",
     "changes": "No client changed topics, groups or offsets.",
 }
+
+
+# What was changed, by whom, when.
+
+
+_CHANGES = """\
+SELECT changed_at, kind, subject, client, decision FROM admin_changes
+WHERE contains(concat(kind, ' ', subject, ' ', client), {text})
+ORDER BY step DESC, position DESC LIMIT 200"""
+
+
+def read_changes(console: Console, inputs: Mapping[str, Any]) -> Page:
+    """Return the newest administrative changes, those of this console and all others."""
+    text = read_text(inputs, "text", "")
+    form = Form("Filter", "/changes", [Field("text", "text in kind, subject or client", text)], "Show")
+    columns = "changed_at, kind, subject, client, decision"
+
+    def draw() -> list[Part]:
+        rows = console.read_rows(_CHANGES.format(text=quote_sql(text)))
+        records = [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
+        note = (
+            "A client is USER-HOST-PROCESS-ID; of a console it is console-NAME-ADDRESS-PROCESS-ID, with the name of the"
+            " token, or visitor. At most 200 are shown."
+        )
+        return [
+            list_records(
+                "Changes, newest first",
+                records,
+                columns,
+                "There is none.",
+                note,
+                decision=lambda row: (row["decision"] or "")[:500],
+            )
+        ]
+
+    return Page("Changes", [form, *draw_or_explain("The list of changes", draw)])
 
 
 # The tables of the namespace, and a box for read-only SQL over them.
