@@ -27,6 +27,10 @@ ADDRESSES = [
 ]
 _LOOKS = 60
 
+_FIND_SCROLLED = """[...document.querySelectorAll(".scroll")]
+  .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.ariaLabel)"""
+"""Returns the titles of the tables that are wider than the page has room for."""
+
 _READ_POSITION = "document.querySelector('.actions a').href"
 """Returns the address of the next look of a tail."""
 
@@ -83,12 +87,13 @@ def test_a_chart_has_a_line_and_named_axes(visitor: Browser, tab: Tab) -> None:
     tab.emulate(1280, 900)
 
 
-def test_pages_fit_a_phone_in_both_colours(visitor: Browser, tab: Tab) -> None:
-    for scheme, is_dark in (("light", False), ("dark", True)):
-        tab.emulate(390, 844, scheme)
+def test_pages_fit_a_phone_and_a_desk_in_both_colours(visitor: Browser, tab: Tab) -> None:
+    for scheme, is_dark, width in (("light", False, 390), ("dark", True, 390), ("light", False, 1280)):
+        tab.emulate(width, 844, scheme)
         for address in ADDRESSES:
             tab.open(visitor.address + address)
             assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (address, scheme)
+            assert tab.evaluate(_FIND_SCROLLED) == [], (address, width)
             assert (read_brightness(tab, "backgroundColor") < 80) == is_dark, (address, scheme)
             assert abs(read_brightness(tab, "color") - read_brightness(tab, "backgroundColor")) > 150
     tab.emulate(1280, 900)

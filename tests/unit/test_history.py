@@ -134,7 +134,7 @@ def test_the_command_writes_one_page_that_loads_nothing(mq: Connection, tmp_path
         "Administrative changes",
     ]
     assert text.count("Plotly.newPlot(") == len(page.headings) - 2
-    assert "<td>topic_created</td><td>reminders</td><td>" in text
+    assert '>topic_created</td><td data-label="subject">reminders</td>' in text
     assert "NaN" not in text[text.index("<body>") :]
 
 
