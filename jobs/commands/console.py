@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,10 @@ def add_to(app: typer.Typer) -> None:
 
 def console(
     ctx: typer.Context,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATH]...", help="More namespaces. Each has a console at the next port, with links."),
+    ] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=HIGHEST_PORT, metavar="PORT", help="The port; 0 takes a free one.")
@@ -62,13 +67,15 @@ def console(
 
     session = get_session(ctx)
     settings = make_settings(host, port, token_file, allow_changes)
-    with (
-        session.connect() as mq,
-        log_to_stderr(logging.INFO),
-        catch_stop_signals() as stop,
-        open_console_of(session, mq, settings) as address,
-    ):
-        note(f"The console is at {address}. Stop it with Ctrl-C.")
+    with ExitStack() as stack:
+        sessions = [replace(session, path=path) for path in dict.fromkeys([session.path, *(paths or ())]) if path]
+        connections = [stack.enter_context(of_path.connect()) for of_path in sessions or [session]]
+        stack.enter_context(log_to_stderr(logging.INFO))
+        stop = stack.enter_context(catch_stop_signals())
+        for number, (of_path, mq) in enumerate(zip(sessions, connections, strict=True)):
+            own = replace(settings, port=port + number if port else 0)
+            address = stack.enter_context(open_console_of(of_path, mq, own))
+            note(f"The console is at {address}. Stop it with Ctrl-C.")
         stop.wait()
 
 

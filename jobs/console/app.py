@@ -169,6 +169,7 @@ class WebApplication:
             path=request.url.path,
             silence="" if request.url.path == guard.LOGIN else self._console.describe_silence(),
             namespace=self._console.mq.namespace.path,
+            others=self._list_others(request.url.hostname or ""),
             allow_changes=self._console.settings.allow_changes,
             refresh=refresh_s,
             refresh_links=_list_refresh_links(request),
@@ -178,6 +179,12 @@ class WebApplication:
         if "refresh" in request.query_params:  # the next pages do the same
             response.set_cookie(_REFRESH_COOKIE, str(refresh_s or 0), httponly=True, samesite="strict")
         return response
+
+    def _list_others(self, host: str) -> list[Link]:
+        """Return links to the consoles of other namespaces, which have other ports of this host."""
+        own, name = self._console.mq.namespace.path, f"[{host}]" if ":" in host else host
+        ports = self._console.settings.ports.items()
+        return [Link(path, f"http://{name}:{port}/") for path, port in ports if path != own]
 
     # -- forms ------------------------------------------------------------------------------------------
 
@@ -337,6 +344,7 @@ def serve_console(
         open_console(mq, settings, examine, serving, query_limits) as app,
         serve_http(app, "console", settings.host, settings.port, limits, _OPTIONS) as (host, port),
     ):
+        settings.ports[mq.namespace.path] = port
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         log.info("the console is at %s", address)
         yield address

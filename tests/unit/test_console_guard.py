@@ -253,6 +253,29 @@ def test_commands_serve_console_and_metrics_until_a_signal(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_consoles_of_several_namespaces_lead_to_each_other(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("one", "two")]
+    for path in paths:
+        lakemq.connect(path, create=True).close()
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", *paths[:1], "console", *paths[1:], "--port=0"]
+    with subprocess.Popen([*command, f"--token-file={token}"], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            addresses = list(dict.fromkeys(_wait_for_addresses(process, 4)))
+            with httpx.Client(timeout=60, follow_redirects=True, headers={"Accept": "text/html"}) as client:
+                client.post(f"{addresses[0]}login", data={"token": TOKEN})
+                for address, other, path in zip(addresses, addresses[::-1], paths[::-1], strict=True):
+                    page = client.get(address).text
+                    assert "<h1>Overview</h1>" in page, "the token was shown once"
+                    assert f'<a href="{other}">{path}</a>' in page
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.stderr.read()  # type: ignore[union-attr]
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
 def test_console_that_others_could_reach_does_not_start_without_a_token(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     lakemq.connect(path, create=True).close()
