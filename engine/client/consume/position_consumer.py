@@ -7,7 +7,6 @@ from collections.abc import Set as AbstractSet
 
 from ...protocol.errors import (
     FencedMemberEpoch,
-    LakeMQError,
     ThrottlingQuotaExceeded,
     UnknownMemberId,
     UnstableOffsetCommit,
@@ -18,7 +17,7 @@ from ..fetch.plan import Bounds, Isolation, unknown_partition
 from ..offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ..requests.requester import ask_with_retries
 from ..tracing import traces_commit
-from .batch import ConsumerBatch, Ownership, PollOutcome
+from .batch import ConsumerBatch
 from .consumer import Consumer, ConsumerLock, ConsumerParts, find_offsets_to_commit
 from .position_reader import Partitions, PositionReader, Positions, Reset
 from .progress import Ends, Remainder, find_remainder_by_positions
@@ -182,7 +181,7 @@ class AssignedConsumer(PositionConsumer):
         self._parts.waiter.close()
 
 
-class AssignedPartitions:
+class AssignedPartitions(Partitions):
     """The assigned partitions of one consumer, which holds its lock for every call."""
 
     def __init__(
@@ -242,24 +241,6 @@ class AssignedPartitions:
                 continue
             assert isinstance(answer, OffsetsFetched)
             return {(commit.topic, commit.partition): commit for commit in answer.offsets}
-
-    def explain_lost_member(self) -> LakeMQError | None:
-        return None
-
-    def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
-        return {}
-
-    def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
-        return ConsumedOffsets(offsets, topic_ids)
-
-    def waits_for_partitions(self) -> bool:
-        return False
-
-    def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
-        return PollOutcome.NOT_YET if is_behind() else PollOutcome.AT_END
-
-    def explain_outcome(self, outcome: PollOutcome) -> Sequence[str]:
-        return ()
 
 
 class _PositionEnds:

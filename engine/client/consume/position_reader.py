@@ -183,7 +183,7 @@ class UnseenPositions:
 class Partitions(Protocol):
     """The partitions of a consumer that has positions: assigned by its user, or by a group.
 
-    The consumer holds its lock for every call.
+    The consumer holds its lock for every call. Methods with a body say what holds for assigned partitions.
 
     Attributes:
         revoked: partitions that a group wants back, as of the last `read_bounds`. They are read no further.
@@ -196,42 +196,39 @@ class Partitions(Protocol):
 
         newest: whether to look for newer steps. False: none was decided since the last look.
         """
-        ...
 
     def read_bounds(self, positions: Positions, newest: bool) -> dict[TopicPartition, Bounds]:
         """Return the bounds of the partitions, and add and drop positions as needed.
 
         newest: whether to read newer steps first. False: as of the step that was read last.
         """
-        ...
 
     def read_offsets(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
         """Return what the group has committed of these partitions. Needs no lock."""
-        ...
 
     def explain_lost_member(self) -> LakeMQError | None:
         """Return why the group knows the member no longer; None if the member may join again."""
-        ...
+        return None
 
     def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
         """Return since when a member of a group has these partitions; empty for assigned partitions."""
-        ...
+        return {}
 
     def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
         """Return offsets that can be committed."""
-        ...
+        return ConsumedOffsets(offsets, topic_ids)
 
     def waits_for_partitions(self) -> bool:
         """Return whether there are no partitions yet, and some are about to come. Needs no lock."""
-        ...
+        return False
 
     def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
         """Return why a poll brought nothing. is_behind: whether something is left before the ends of the logs."""
-        ...
+        return PollOutcome.NOT_YET if is_behind() else PollOutcome.AT_END
 
     def explain_outcome(self, outcome: PollOutcome) -> Sequence[str]:
         """Return sentences that say why a poll brought nothing: missing topics, and consumers of this process."""
-        ...
+        return ()
 
 
 class PositionReader:
