@@ -14,8 +14,7 @@ from lakemq.jobs.console.parts import list_records
 from lakemq.jobs.demo.checks import Progress, SqlAnswer
 from lakemq.jobs.demo.group import SPEED, Reminders, Team, lateness_ms, owner_name
 from lakemq.jobs.reports.history import History
-from lakemq.jobs.reports.history_report import add_lag, add_steps, add_throughput, draw_owners
-from lakemq.jobs.reports.report import ACCENT, INK, Report
+from lakemq.jobs.reports.history_report import ACCENT, INK, Report, add_lag, add_steps, add_throughput, draw_owners
 
 _MEMBERS = {"Ann": ACCENT, "Ben": "#c2571a", "Cem": "#2e7d4f", "Dee": "#8b5fbf"}
 _COLORS = {"committed": ACCENT, "aborted": "#c2571a", "as first planned": ACCENT, "rescheduled": "#c2571a"}

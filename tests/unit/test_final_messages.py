@@ -37,7 +37,7 @@ from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
 from lakemq.engine.protocol.values.topics import DeleteRecords
-from lakemq.engine.sequencer.finalizing import Finalizing
+from lakemq.engine.sequencer.term import Finalizing
 from lakemq.jobs.audit import audit
 from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.tables import views

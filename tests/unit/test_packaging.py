@@ -288,7 +288,7 @@ def test_modules_and_commands_that_need_an_extra_name_it(tmp_path: Path) -> None
 
         calls = [
             lambda: importlib.import_module("lakemq.spark"),
-            lambda: importlib.import_module("lakemq.jobs.reports.report"),
+            lambda: importlib.import_module("lakemq.jobs.reports.history_report"),
             lambda: importlib.import_module("lakemq.jobs.demo.__main__"),
             lambda: Predicate("x", pyarrow.schema([])),
         ]
