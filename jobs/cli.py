@@ -15,8 +15,6 @@ from typer.core import TyperGroup
 
 from lakemq.jobs.commands import (
     bench,
-    console,
-    consume,
     dead_letters,
     delayed,
     groups,
@@ -165,7 +163,7 @@ topics.add_to(app)
 publish.add_to(app)
 messages.add_to(app)
 groups.add_offsets_to(app)
-consume.add_to(app)
+messages.add_consume_to(app)
 worker.add_to(app)
 mirror.add_to(app)
 query.add_to(app)
@@ -175,7 +173,7 @@ schedules.add_to(app)
 dead_letters.add_to(app)
 groups.add_to(app)
 bench.add_to(app)
-console.add_to(app)
+namespace.add_console_to(app)
 add_examples(app)
 
 
