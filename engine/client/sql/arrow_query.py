@@ -1,17 +1,16 @@
 """Run the queries of `mq.sql`, whose results are Arrow tables; and wait until the tables are new enough."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from lakemq.tables.storage.coordination.step_objects import StepsGone
+from lakemq.tables.storage.delta.store import Store
 
 from ...namespace.clock import SystemClock
 from ...namespace.extras import needs
@@ -29,9 +28,6 @@ from ...namespace.store_errors import store_errors
 from ...protocol.errors import InvalidRequest, RequestTimedOut
 from . import SqlDialect
 from .query import NOT_LIVE, LiveReaders, query_table
-
-if TYPE_CHECKING:
-    from lakemq.tables.storage.delta.store import Store
 
 log = logging.getLogger("lakemq.sql")
 
