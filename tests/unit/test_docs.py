@@ -206,7 +206,7 @@ def test_public_calls_document_arguments_results_and_errors() -> None:
         arguments = text.partition("Args:\n")[2]
         missing = [parameter for parameter in parameters if not re.search(rf"^ +\**{parameter}: ", arguments, re.M)]
         missing += [] if text else ["docstring"]
-        if signature.return_annotation != "None" and not re.search(r"return|yield|None", text, re.I):
+        if signature.return_annotation not in ("None", None) and not re.search(r"return|yield|None", text, re.I):
             missing.append("Returns")
         if parameters and "Raises" not in text and not name.startswith(WITHOUT_ERRORS):
             missing.append("Raises")
