@@ -41,6 +41,7 @@ def test_a_standby_leads_when_the_leader_is_killed(path: Path, start: Callable[.
     lakemq(path, "topics", "create", "t")
 
 
+@pytest.mark.extended
 def test_step_takes_over_from_a_killed_leader(path: Path, start: Callable[..., Process]) -> None:
     killed_s = kill_leader(path, start)
     assert lakemq(path, "step", "--until-idle") == [{"letters": 0}]

@@ -38,6 +38,7 @@ def test_serve_answers_until_a_signal_and_hands_the_lease_over(path: Path, start
     assert lakemq(path, "sql", "SELECT count(*) AS n FROM log_committed") == [{"n": 2}]
 
 
+@pytest.mark.extended
 def test_serve_ends_with_a_sentence_about_a_damaged_step(path: Path, start: Callable[..., Process]) -> None:
     path.with_name("lakemq.yaml").write_text("project.interval.ms: 3600000\n")
     first = start("serve")

@@ -75,6 +75,7 @@ def test_live_tables_in_spark_are_those_of_sql_and_as_of_each_query(
         assert members.count() == 1
 
 
+@pytest.mark.extended
 def test_connecting_reads_no_table(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statements = []
 

@@ -18,6 +18,7 @@ def values(mq: Connection, topic: str) -> list[str]:
     return [value.decode() for value in mq.fetch(topic).to_arrow()["value"].to_pylist()]
 
 
+@pytest.mark.extended
 def test_column_delays_each_row(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic)
     start_ms = now_ms() + 86_400_000

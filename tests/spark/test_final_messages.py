@@ -225,6 +225,7 @@ def test_native_stream_goes_on_after_merges_and_retention(spark: SparkSession, t
     assert read_values(tmp_path / "all") == [*published, "last"]
 
 
+@pytest.mark.extended
 def test_spark_reads_final_files_without_a_join(spark: SparkSession, tmp_path: Path) -> None:
     clock, order = MovableClock(), [("partition", "ascending"), ("offset", "ascending")]
     with serve(tmp_path / "scanned", clock, CONFIG) as mq:

@@ -149,6 +149,7 @@ def test_a_stream_continues_from_its_checkpoint_which_need_not_be_named(
     assert counts_of(own_mq, arguments, capsys) == (1, 3, 0)
 
 
+@pytest.mark.extended
 def test_a_batch_that_a_gate_refuses_ends_the_job_with_its_error_and_is_tried_again(
     own_mq: Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

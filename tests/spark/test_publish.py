@@ -180,6 +180,7 @@ def test_on_error_fail_refuses_all(
     assert mq.fetch(topic).record_count == 0
 
 
+@pytest.mark.extended
 def test_a_dataframe_that_retention_deletes_is_reported_and_refused(
     spark: SparkSession, mq: Connection, topic: str
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_dataframe_that_retention_deletes_is_reported_and_refused(
     assert mq.fetch(topic).record_count == 2
 
 
+@pytest.mark.extended
 def test_a_version_not_above_the_last_is_not_published_again(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=2)
     first = [

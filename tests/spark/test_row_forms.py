@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import SparkSession
 from row_cases import CASES, DESTINATION, NOW_MS, read_rows, stored_row
 
@@ -17,6 +18,7 @@ _DDL = (
 )
 
 
+@pytest.mark.extended
 def test_tasks_store_row_forms_of_the_table(spark: SparkSession, tmp_path: Path) -> None:
     """All cases are rows of one DataFrame. Each is stored once per copy, and counts in the copy of its case."""
     (tmp_path / "messages").mkdir()

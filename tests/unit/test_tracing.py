@@ -125,6 +125,7 @@ def test_polls_fetches_and_commits_have_spans(mq: Connection, exporter: InMemory
     assert attributes(spans_named(exporter, f"fetch {topic}")[0])["batch.message_count"] == 2
 
 
+@pytest.mark.extended
 def test_idle_group_has_no_spans(mq: Connection, exporter: InMemorySpanExporter) -> None:
     topic = new_topic(mq)
     for protocol in ("cooperative", "queue"):
