@@ -66,7 +66,7 @@ def release(
                 if watch:
                     tell(_progress(new, releases))
             if not watch and _now_ms() >= until_ms:
-                remaining, unreadable = releases.count_unreleased(until_ms)
+                remaining, unreadable, _ = releases.count_unreleased(until_ms)
                 if not remaining:
                     break
             stop.wait(_LOOK_S)

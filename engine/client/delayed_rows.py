@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..namespace.load import read_delayed_rows
 from ..namespace.namespace import Namespace
 from ..namespace.step_reader import StepReader, follow_from_watermark
 from ..namespace.store_errors import report_damage, store_errors
-from ..namespace.waiting_rows import read_due_runs
+from ..namespace.waiting_rows import DueRun, read_due_runs
 from ..protocol.errors import FileTruncated, ReadOvertaken, StorageError
 from ..protocol.rows.delays import EndedRange, find_ended_ranges, read_ended_range
 from ..protocol.values.delays import DelayedRange, DelaysReleased, DelayStatus, RangeKey, WaitingRange
@@ -158,10 +159,11 @@ class Release:
 
 
 class UnreleasedCounts(NamedTuple):
-    """messages: due and readable; unreadable: due, in files that cannot be read."""
+    """messages: due and readable, the first at oldest_due_ms; unreadable: due, in files that cannot be read."""
 
     messages: int
     unreadable: int
+    oldest_due_ms: int | None
 
 
 class UnreleasedCounter:
@@ -170,8 +172,8 @@ class UnreleasedCounter:
     def __init__(self, files: Files, query: QueryNewestState) -> None:
         """query: reads a state with all waiting ranges."""
         self._files, self._query = files, query
-        self._due: dict[RangeKey, int | None] = {}
-        """Ranges with several due times -> rows due by `_asked_ms`; None: the file cannot be read."""
+        self._due: dict[RangeKey, list[DueRun] | None] = {}
+        """Ranges with several due times -> runs due by `_asked_ms`; None: the file cannot be read."""
         self._asked_ms = -1
 
     def count_unreleased(self, until_ms: int) -> UnreleasedCounts:
@@ -187,14 +189,18 @@ class UnreleasedCounter:
 
         due = self._query(find_due)
         self._read([range_.published for range_ in due if range_.published.first_due_ms < range_.published.last_due_ms])
-        messages = unreadable = 0
+        messages, unreadable, due_ms = 0, 0, list[int]()
         for range_ in due:
-            count = self._due.get(range_.published.key, range_.published.record_count)
-            if count is None:
-                unreadable += range_.waiting_count
-            elif count > range_.released_count:
-                messages += range_.waiting_count - range_.count_waiting_after(count)
-        return UnreleasedCounts(messages, unreadable)
+            published = range_.published
+            runs = self._due.get(published.key, [DueRun(published.first_due_ms, published.record_count)])
+            waiting = range_.waiting_count
+            if runs is None:
+                unreadable += waiting
+            elif runs and runs[-1].upto > range_.released_count:
+                messages += waiting - range_.count_waiting_after(runs[-1].upto)
+                late = (run for run in runs if run.upto > range_.released_count)
+                due_ms += islice((run.due_ms for run in late if range_.count_waiting_after(run.upto) < waiting), 1)
+        return UnreleasedCounts(messages, unreadable, min(due_ms, default=None))
 
     def _read(self, ranges: list[DelayedRange]) -> None:
         """Read the due times of ranges that have several."""
@@ -203,7 +209,7 @@ class UnreleasedCounter:
             if isinstance(runs, Exception):
                 self._due[range_.key] = None
             else:
-                self._due[range_.key] = max((run.upto for run in runs if run.due_ms <= self._asked_ms), default=0)
+                self._due[range_.key] = [run for run in runs if run.due_ms <= self._asked_ms]
 
 
 class Releases(UnreleasedCounter):

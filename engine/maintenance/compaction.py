@@ -257,12 +257,19 @@ class Compaction:
         self._run: _Run | None = None
         self._rest_until_ms: dict[int, int] = {}
         """By topic, until when no run begins after one that has failed."""
+        self._due_since_ms: dict[int, int] = {}
+        """By topic, since when it is due, until its run is done."""
         self.is_waiting = False
         """Whether a run will begin later, although nothing becomes final: when messages are older, or after a rest."""
 
     @property
     def is_running(self) -> bool:
         return self._run is not None
+
+    @property
+    def due_since_ms(self) -> int | None:
+        """Since when a topic waits for its compaction to be done, in time of steps; None: none does. Thread-safe."""
+        return min([*self._due_since_ms.values()], default=None)
 
     def choose(
         self, named: Sequence[NamedFile], stored: Mapping[int, StoredFile], live: LiveState
@@ -293,6 +300,7 @@ class Compaction:
         run.chosen = frozenset(file.file_id for file in chosen)
         if is_done and not chosen:
             self._cleaned[run.topic_id] = run.end_step
+            self._due_since_ms.pop(run.topic_id, None)
         else:
             self._run = run
         return chosen
@@ -321,7 +329,7 @@ class Compaction:
 
         A topic whose messages have waited for `max.compaction.lag.ms` comes before.
         """
-        best, best_ratio, self.is_waiting = None, 0.0, False
+        best, best_ratio, self.is_waiting, due_since_ms = None, 0.0, False, dict[int, int]()
         for topic_id, files in files_by_topic.items():
             topic = live.topics[topic_id]
             if not is_compacted(topic):
@@ -331,16 +339,17 @@ class Compaction:
             least_lag_ms, most_lag_ms = (topic.setting(f"{bound}.compaction.lag.ms") for bound in ("min", "max"))
             dirt = _measure_dirt(files, stored, cleaned_step)
             self.is_waiting |= dirt > (0 if most_lag_ms < live.now_ms else least_ratio)
-            if live.now_ms < self._rest_until_ms.get(topic_id, 0):
-                continue
             until_ms = live.now_ms - least_lag_ms if least_lag_ms else None
             old = list(takewhile(partial(_may_be_cleaned, stored=stored, until_ms=until_ms), files))
             dirty = [file for file in old if file.step > cleaned_step]
             ratio = _measure_dirt(old, stored, cleaned_step)
             if any(_read_time_ms(file, stored, "min") < live.now_ms - most_lag_ms for file in dirty):
                 ratio += 1
-            if ratio > max(best_ratio, least_ratio):
-                best, best_ratio = _Run(topic_id, cleaned_step, old[-1].step), ratio
+            if ratio > least_ratio:
+                due_since_ms[topic_id] = self._due_since_ms.get(topic_id, live.now_ms)
+                if ratio > best_ratio and live.now_ms >= self._rest_until_ms.get(topic_id, 0):
+                    best, best_ratio = _Run(topic_id, cleaned_step, old[-1].step), ratio
+        self._due_since_ms = due_since_ms
         return best
 
     def _advance(

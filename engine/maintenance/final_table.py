@@ -102,7 +102,7 @@ class FinalTable:
         self._due_at_ms: int | None = None
         self._synced, self._switched = _Steps(), _Steps()
         """Up to which the table was brought to the decided state, and up to which views read it."""
-        self._compaction = Compaction(files, _REWRITTEN_BYTES)
+        self.compaction = Compaction(files, _REWRITTEN_BYTES)
         self._damaged, self._full = set[int](), set[int]()
         """Files that cannot be read, and those that no later pass tries to merge with the next file."""
         self.has_more, self.floor = False, 0
@@ -138,12 +138,12 @@ class FinalTable:
             self._crash_point("finalizing.segments_swapped")
             rows, read_step = _read_named_rows(segments, live)
             missing = self.sync(final, rows, read_step)
-        self._compaction.end_pass(rows.column("file_id"), live.now_ms)
+        self.compaction.end_pass(rows.column("file_id"), live.now_ms)
         step = min(settled_step, self._synced.find(now_ms - self._hold_ms))
         is_changed |= self._switch(segments, _list_switchable_rows(rows, read_step, final, missing), live, step)
         is_waiting = pc.any(pc.equal(rows.column("kind"), FINAL_PENDING)).as_py()
         # Files that were switched a moment ago are merged after the hold, also if nothing becomes final until then.
-        is_waiting |= self._compaction.is_waiting or not self._switched.is_settled(now_ms - self._hold_ms)
+        is_waiting |= self.compaction.is_waiting or not self._switched.is_settled(now_ms - self._hold_ms)
         self._due_at_ms = self._clock.steady_ms() + self._hold_ms if is_waiting else None
         return is_changed
 
@@ -207,7 +207,7 @@ class FinalTable:
                 self.has_more = True
                 break
             rewrites += [rewrite] if rewrite is not None else []
-        self.has_more |= self._compaction.is_running
+        self.has_more |= self.compaction.is_running
         return rewrites
 
     def _choose_dirty(
@@ -220,7 +220,7 @@ class FinalTable:
         """Yield the files that compaction cleans now: none, if this pass has rewritten others."""
         if rewrites:
             return
-        for count, file in enumerate(self._compaction.choose(named, stored, live)):
+        for count, file in enumerate(self.compaction.choose(named, stored, live)):
             if len(rewrites) < count:  # an earlier one could not be rewritten, and later ones rely on it
                 return
             yield [file]
@@ -261,12 +261,12 @@ class FinalTable:
                 break
             parts.append(part)
         replaced = group[: len(parts)]
-        needs_rewrite = self._compaction.is_chosen(replaced) or any(_is_cut(file, stored) for file in replaced)
+        needs_rewrite = self.compaction.is_chosen(replaced) or any(_is_cut(file, stored) for file in replaced)
         if len(parts) < 2 and not needs_rewrite:
             self._full.update(file.file_id for file in replaced)
             return None
         messages = pa.concat_tables(parts).sort_by([("partition", "ascending"), ("offset", "ascending")])
-        messages, tombstones, dropped = self._compaction.clean(replaced, messages, live)
+        messages, tombstones, dropped = self.compaction.clean(replaced, messages, live)
         ranges = _find_ranges(rows, replaced)
         oldest_ms = min(stored[file.file_id].modified_ms for file in replaced)
         files = []

@@ -248,6 +248,12 @@ class Sequencer(ProcessBound):
         return term.state if term else self._standby.state
 
     @property
+    def compaction_due_since_ms(self) -> int | None:
+        """Since when a topic waits for its compaction, in time of steps; None: none does, or it does not lead."""
+        term = self._term
+        return term.compaction.due_since_ms if term else None
+
+    @property
     def standby_ms(self) -> int:
         """How long to rest between two looks while another one leads.
 

@@ -17,6 +17,7 @@ from lakemq.tables.storage.native_calls import Workers
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 from lakemq.tables.storage.object_stores.object_store import remove_abandoned_times
 
+from ..maintenance.compaction import Compaction
 from ..maintenance.dying_messages import find_dying
 from ..maintenance.final_files import STALE_MS, FinalFileWriter
 from ..maintenance.final_table import FinalTable
@@ -184,6 +185,7 @@ class Term:
     retention: RetentionSearch
     dying_search: DyingSearch
     finalizing: Finalizing
+    compaction: Compaction
     current_at_ms: int
     expire_at_ms: int
     all_seen_at_ms: int
@@ -349,6 +351,7 @@ class TermFactory:
             self._make_retention_search(),
             DyingSearch(partial(find_dying, ns.store, self._new_file_id), self._watching, clock, removing),
             self._make_finalizing(),
+            final_table.compaction,
             current_at_ms=steady_ms,
             expire_at_ms=steady_ms,
             all_seen_at_ms=steady_ms,

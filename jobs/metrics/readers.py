@@ -21,6 +21,7 @@ from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.step_decider import BOUNDS_S
 from lakemq.jobs.doctor.namespace import read_free_space
 from lakemq.jobs.status import MINUTES
+from lakemq.tables.specs.messages import REJECTED_ROWS
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.coordination.mailbox import LETTERS
 
@@ -160,6 +161,8 @@ def read_waiting(mq: Connection, observation: Observation, build: FamilyBuilder)
     put_ms = mq.namespace.files.modified_ms(f"{LETTERS}/{letters[0].name}") if letters else None
     age_ms = 0 if put_ms is None else max(0, find_store_now_ms(mq.namespace.files) - put_ms)
     watermark = read_watermark(mq.namespace.store)
+    behind = max(0, observation.decided_step - watermark.step)
+    projection_age_ms = find_store_now_ms(mq.namespace.files) - watermark.decided_at_ms if behind else 0
     yield build.value(
         "lakemq_letters_waiting", f"Letters that wait for the sequencer, counted up to {MOST_LETTERS}.", len(letters)
     )
@@ -168,13 +171,24 @@ def read_waiting(mq: Connection, observation: Observation, build: FamilyBuilder)
     yield build.value(
         "lakemq_projection_lag_steps",
         "Steps that the tables do not hold yet, up to the last one that changed more than the lease.",
-        max(0, observation.decided_step - watermark.step),
+        behind,
+    )
+    yield build.value(
+        "lakemq_projection_age_seconds",
+        "Age of the state that the tables show while steps wait for them; 0 if none does.",
+        max(0, projection_age_ms) / 1000,
     )
 
 
-def read_serving(serving: Serving, build: FamilyBuilder) -> Iterator[Metric]:
-    """Yield what only the serving process itself knows: whether it leads, and how long its steps take."""
+def read_serving(mq: Connection, serving: Serving, build: FamilyBuilder) -> Iterator[Metric]:
+    """Yield what only the serving process itself knows: whether it leads, and how long its work takes."""
     sequencer = serving.sequencer
+    since_ms = sequencer.compaction_due_since_ms
+    yield build.value(
+        "lakemq_compaction_lag_seconds",
+        "How long a topic has waited for its compaction to be done; 0 if none waits, or this process does not lead.",
+        0 if since_ms is None else max(0, find_store_now_ms(mq.namespace.files) - since_ms) / 1000,
+    )
     yield build.gauge(
         "lakemq_sequencer_leads",
         "1 if the sequencer of this process leads, 0 if it stands by.",
@@ -236,6 +250,7 @@ def read_topics(mq: Connection, observation: Observation, build: FamilyBuilder) 
 def read_groups(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:
     """Yield lag, members and states of groups, as `groups lag` and `groups describe` show them."""
     infos = observation.groups.all(rates=False)
+    now_ms = find_store_now_ms(mq.namespace.files) if any(info.stalls for info in infos) else 0
     lags = [lag for info in infos for lag in observation.groups.lag(info.group)]
     queues = {info.group for info in infos if info.protocol == "queue"}
     yield build.gauge(
@@ -265,11 +280,11 @@ def read_groups(mq: Connection, observation: Observation, build: FamilyBuilder) 
     yield build.gauge(
         "lakemq_group_waits",
         "Things that hold the group up, as `waits_for` of `groups describe` names them; missing without one.",
-        ("group", "cause"),
+        ("group", "cause", "overdue"),
         (
-            ((info.group, cause), count)
+            ((info.group, cause, "yes" if is_overdue else "no"), count)
             for info in infos
-            for cause, count in Counter(stall.kind for stall in info.stalls).items()
+            for (cause, is_overdue), count in Counter((s.kind, s.is_overdue(now_ms)) for s in info.stalls).items()
         ),
     )
     yield _count_partition_states(observation, build)
@@ -315,10 +330,14 @@ def read_delayed(mq: Connection, observation: Observation, build: FamilyBuilder)
 def read_due(counter: UnreleasedCounter, mq: Connection, build: FamilyBuilder) -> Iterator[Metric]:
     """Yield how many delayed messages are due soon, and how many are due and not released. This reads data files."""
     now_ms = find_store_now_ms(mq.namespace.files)
+    overdue = counter.count_unreleased(now_ms)
     yield build.value(
-        "lakemq_delayed_overdue_messages",
-        "Delayed messages that are due and not released yet.",
-        counter.count_unreleased(now_ms).messages,
+        "lakemq_delayed_overdue_messages", "Delayed messages that are due and not released yet.", overdue.messages
+    )
+    yield build.value(
+        "lakemq_delayed_lateness_seconds",
+        "How long the oldest overdue message has been due; 0 if none is overdue.",
+        0 if overdue.oldest_due_ms is None else (now_ms - overdue.oldest_due_ms) / 1000,
     )
     counts = [(within_s, counter.count_unreleased(now_ms + 1000 * within_s).messages) for within_s in DUE_WITHIN_S]
     yield build.gauge(
@@ -339,6 +358,20 @@ def read_dead_letters(observer: Observer, build: FamilyBuilder) -> Iterator[Metr
             ((count.topic, count.consumer_group, count.reason, count.source_topic), count.messages)
             for count in observer.dead_letters.counts()
         ),
+    )
+
+
+def read_rejected(mq: Connection, build: FamilyBuilder) -> Iterator[Metric]:
+    """Yield how many rows were rejected lately. This reads a table."""
+    since_ms = find_store_now_ms(mq.namespace.files) - 3_600_000
+    columns = ["source", "error", "record_count"]
+    found = mq.namespace.store.open(REJECTED_ROWS).read(columns, rejected_at_ms=(since_ms, None))
+    rows = found.group_by(columns[:2]).aggregate([("record_count", "sum")]).to_pylist()
+    yield build.gauge(
+        "lakemq_rejected_rows",
+        "Rows that were rejected within the last hour, because they could not become messages.",
+        ("source", "error"),
+        (((row["source"], row["error"]), row["record_count_sum"]) for row in rows),
     )
 
 

@@ -92,6 +92,7 @@ class NamespaceCollector(Collector):
         self._slow_parts = {
             "due": _SlowPart(lambda build: readers.read_due(counter, mq, build)),
             "dead letters": _SlowPart(lambda build: readers.read_dead_letters(observer, build)),
+            "rejected rows": _SlowPart(lambda build: readers.read_rejected(mq, build)),
             "sizes": _SlowPart(lambda build: readers.read_sizes(mq, observer, build)),
         }
 
@@ -119,7 +120,7 @@ class NamespaceCollector(Collector):
         self._start_slow_parts(started_s)
         yield from self._read_fast_parts(build, failed)
         if self._serving is not None:
-            yield from readers.read_serving(self._serving, build)
+            yield from readers.read_serving(self._mq, self._serving, build)
         running = [part.running for part in self._slow_parts.values() if part.running is not None]
         wait_for(running, max(0.0, started_s + SLOW_WAIT_S - time.monotonic()))
         dropped = dict(build.dropped)

@@ -1,5 +1,6 @@
 """The figures of `mq.groups` for a group that waits, and the clients of its members."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,9 +108,10 @@ def make_stalled_groups(story: Story, passed_ms: int = 0, *overdue: OverdueMembe
 def count_waits(story: Story, groups: Groups) -> dict[tuple[str, ...], float]:
     """Return (group, cause) -> the value of the metric `lakemq_group_waits`."""
     unused: Any = None
+    mq: Any = SimpleNamespace(namespace=SimpleNamespace(files=SimpleNamespace(time_ms=lambda: story.mq.state.now_ms)))
     observation = Observation(story.mq.state, 0, groups, unused, unused)
     (family,) = (
-        family for family in read_groups(unused, observation, FamilyBuilder()) if family.name == "lakemq_group_waits"
+        family for family in read_groups(mq, observation, FamilyBuilder()) if family.name == "lakemq_group_waits"
     )
     return {(sample.labels["group"], sample.labels["cause"]): sample.value for sample in family.samples}
 
