@@ -282,6 +282,8 @@ def test_damaged_file_of_a_topic_holds_up_no_other_topic(mq: Connection, mq_cloc
     file.write_bytes(content[:4] + bytes(byte ^ 255 for byte in content[4:100]) + content[100:])
     compact(mq, mq_clock, lambda: len(show(mq)) == 1)
     assert show(mq) == [(1, b"a", b"2")]
+    (serving,) = mq._open.serving
+    assert serving.sequencer.compaction_due_since_ms is not None, "the damaged one waits"
 
 
 @pytest.mark.extended
