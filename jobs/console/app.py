@@ -31,7 +31,7 @@ with needs("console"):
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import GroupIdNotFound, LakeMQError, TransactionalIdNotFound, UnknownTopicOrPartition
 from lakemq.jobs.console import guard
-from lakemq.jobs.console.changes import CHANGES, BadInput, Change, check_names, read_text
+from lakemq.jobs.console.changes import CHANGES, DESTROYING, BadInput, Change, check_names, read_text
 from lakemq.jobs.console.console import QUERY_LIMITS, Console, ConsoleSettings, NotPossible
 from lakemq.jobs.console.pages import delayed, groups, messages, overview, queries, topics
 from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page, make_templates
@@ -161,15 +161,17 @@ class WebApplication:
         return self._render(request, Page(title, [Notice(text, "bad")]), status)
 
     def _render(self, request: Request, page: Page, status: int = 200) -> Response:
-        refresh_s = _find_refresh_s(request)
+        refresh_s, own, ports = _find_refresh_s(request), self._console.mq.namespace.path, self._console.settings.ports
         done = CHANGES.get(request.query_params.get("done", ""))
         html = self._templates.get_template("page.html").render(
             page=page,
             menu=MENU,
             path=request.url.path,
             silence="" if request.url.path == guard.LOGIN else self._console.describe_silence(),
-            namespace=self._console.mq.namespace.path,
-            others=self._list_others(request.url.hostname or ""),
+            namespace=own,
+            others=[
+                Link(path, str(request.base_url.replace(port=port))) for path, port in ports.items() if path != own
+            ],
             allow_changes=self._console.settings.allow_changes,
             refresh=refresh_s,
             refresh_links=_list_refresh_links(request),
@@ -179,12 +181,6 @@ class WebApplication:
         if "refresh" in request.query_params:  # the next pages do the same
             response.set_cookie(_REFRESH_COOKIE, str(refresh_s or 0), httponly=True, samesite="strict")
         return response
-
-    def _list_others(self, host: str) -> list[Link]:
-        """Return links to the consoles of other namespaces, which have other ports of this host."""
-        own, name = self._console.mq.namespace.path, f"[{host}]" if ":" in host else host
-        ports = self._console.settings.ports.items()
-        return [Link(path, f"http://{name}:{port}/") for path, port in ports if path != own]
 
     # -- forms ------------------------------------------------------------------------------------------
 
@@ -211,7 +207,9 @@ class WebApplication:
             self._console.check_leader()
             fields = [Field(name, name, value, is_hidden=True) for name, value in inputs.items()]
             parts = change.preview(self._console, inputs)
-            loses = change.destroys or any(isinstance(part, Notice) and part.level == "bad" for part in parts)
+            loses = request.path_params["name"] in DESTROYING or any(
+                isinstance(part, Notice) and part.level == "bad" for part in parts
+            )
             button = f"{change.title} now"
             form = Form("Confirm", request.url.path, fields, button, "post", is_change=True, destroys=loses)
             return Page(change.title, [*parts, form])

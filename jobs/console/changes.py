@@ -124,7 +124,6 @@ class Change:
         apply: does it.
         page: returns where to go afterwards.
             done: the sentence that says that it is done.
-        destroys: whether something is lost or cut off. Its button looks different.
     """
 
     title: str
@@ -133,7 +132,6 @@ class Change:
     apply: Callable[[Console, Inputs], object]
     page: Callable[[Inputs], str]
     done: str
-    destroys: bool = False
 
 
 # -- offsets of groups ----------------------------------------------------------------------------------
@@ -261,10 +259,8 @@ def _preview_deletion(console: Console, inputs: Inputs) -> list[Part]:
 
 
 def _preview_creation(console: Console, inputs: Inputs) -> list[Part]:
-    name, partitions = read_text(inputs, "topic"), _read_partitions(inputs)
-    if name in {topic.topic for topic in console.mq.topics.list()}:
-        raise BadInput(f"The topic {name} exists.")
-    return [Notice(f"The topic {name} with {partitions:,} partitions will be created, with default settings.")]
+    about = f"The topic {read_text(inputs, 'topic')} with {_read_partitions(inputs):,} partitions will be created."
+    return [Notice(f"{about} Its settings are the defaults.")]
 
 
 def _read_partitions(inputs: Inputs) -> int:
@@ -277,9 +273,6 @@ def _preview_partitions(console: Console, inputs: Inputs) -> list[Part]:
         raise BadInput(f"{topic.topic} has {topic.partitions} partitions. Expected a larger number.")
     text = f"The topic {topic.topic} will have {partitions:,} partitions instead of {topic.partitions:,}."
     return [Notice(text), Notice("Keys may go to other partitions from then on. Later messages may overtake earlier.")]
-
-
-# -- messages -------------------------------------------------------------------------------------------
 
 
 def _preview_publish(console: Console, inputs: Inputs) -> list[Part]:
@@ -314,15 +307,11 @@ def _read_before(inputs: Inputs) -> dict[int, int]:
 
 def _preview_record_deletion(console: Console, inputs: Inputs) -> list[Part]:
     topic, before = console.mq.topics.describe(read_text(inputs, "topic")), _read_before(inputs)
-    ends = dict(enumerate(zip(topic.beginning_offsets, topic.end_offsets, strict=True)))
-    if unknown := [
-        f"{partition}={offset}" for partition, offset in before.items() if offset > ends.get(partition, (0, -1))[1]
-    ]:
-        raise BadInput(f"The topic {topic.topic} has no such offsets: {', '.join(unknown)}.")
-    count = sum(max(0, offset - ends[partition][0]) for partition, offset in before.items())
-    readers = name_readers(console.mq, topic.topic)
-    text = f"{count:,} offsets of {topic.topic}{readers} will be deleted. This cannot be undone."
-    return [Notice(text, "bad")]
+    if unknown := [partition for partition in before if partition >= len(topic.end_offsets)]:
+        raise BadInput(f"The topic {topic.topic} has no partition {unknown[0]}.")
+    count = sum(max(0, offset - topic.beginning_offsets[partition]) for partition, offset in before.items())
+    about = f"{count:,} offsets of {topic.topic}{name_readers(console.mq, topic.topic)} will be deleted."
+    return [Notice(f"{about} This cannot be undone.", "bad")]
 
 
 def _preview_group(console: Console, inputs: Inputs) -> list[Part]:
@@ -338,7 +327,6 @@ CHANGES: dict[str, Change] = {
         lambda console, inputs: _reset_offsets(console, inputs, dry_run=False),
         lambda inputs: make_link("/group", name=inputs["group"]),
         "The offsets are reset.",
-        destroys=True,
     ),
     "redrive": Change(
         "Send dead letters back",
@@ -355,7 +343,6 @@ CHANGES: dict[str, Change] = {
         lambda console, inputs: console.mq.dead_letters.purge(read_text(inputs, "topic"), _make_condition(inputs)),
         lambda inputs: "/dead-letters",
         "The dead letters are purged.",
-        destroys=True,
     ),
     "cancel-delayed": Change(
         "Cancel delayed messages",
@@ -364,7 +351,6 @@ CHANGES: dict[str, Change] = {
         _apply_cancel,
         lambda inputs: "/delayed",
         "The messages that still waited are cancelled.",
-        destroys=True,
     ),
     "abort": Change(
         "Abort a transaction",
@@ -373,7 +359,6 @@ CHANGES: dict[str, Change] = {
         lambda console, inputs: console.mq.transactions.abort(read_text(inputs, "id")),
         lambda inputs: "/transactions",
         "The transaction is aborted.",
-        destroys=True,
     ),
     "remove-member": Change(
         "Remove a member",
@@ -384,7 +369,6 @@ CHANGES: dict[str, Change] = {
         ),
         lambda inputs: make_link("/group", name=inputs["group"]),
         "The member is removed.",
-        destroys=True,
     ),
     "alter-topic": Change(
         "Change a setting of the topic",
@@ -432,7 +416,6 @@ CHANGES: dict[str, Change] = {
         lambda console, inputs: console.mq.topics.delete_records(read_text(inputs, "topic"), _read_before(inputs)),
         lambda inputs: make_link("/topic", name=inputs["topic"]),
         "The records are deleted.",
-        destroys=True,
     ),
     "delete-topic": Change(
         "Delete the topic",
@@ -441,7 +424,6 @@ CHANGES: dict[str, Change] = {
         lambda console, inputs: console.mq.topics.delete(read_text(inputs, "topic")),
         lambda inputs: "/topics",
         "The topic is deleted.",
-        destroys=True,
     ),
     "alter-group": Change(
         "Change a setting of the group",
@@ -457,6 +439,8 @@ CHANGES: dict[str, Change] = {
     ),
 }
 """Each change by the name in its address."""
+DESTROYING = ("reset-offsets", "purge", "cancel-delayed", "abort", "remove-member", "delete-topic", "delete-records")
+"""Changes by which something is lost or cut off. Their buttons look different."""
 
 
 _ROWS = {"text": 6, "headers": 2}
@@ -464,20 +448,14 @@ _ROWS = {"text": 6, "headers": 2}
 
 
 def offer_change(name: str, settings: Iterable[str] = (), **given: str) -> Form:
-    """Return the form that leads to the confirmation of a change.
-
-    Args:
-        name: of the change.
-        settings: names to choose from, if it changes a setting.
-        given: inputs that the page knows already.
-    """
+    """Return the form that leads to a change. settings: to choose from; given: inputs that the page knows already."""
     change = CHANGES[name]
     choices = {"setting": {setting: f"{setting}: {MEANINGS[setting]}" for setting in sorted(settings)}}
     fields = [
         Field(field, label, given.get(field, ""), choices.get(field, ()), _ROWS.get(field, 0), field in given)
         for field, label in change.fields.items()
     ]
-    return Form(change.title, f"/change/{name}", fields, "Continue", is_change=True, destroys=change.destroys)
+    return Form(change.title, f"/change/{name}", fields, "Continue", is_change=True, destroys=name in DESTROYING)
 
 
 # Advice names commands. Those that a change of the console can do become links to its confirmation.

@@ -268,7 +268,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Form:
-    """A form. method: `get` for what only reads; `post` for the rest. destroys: see `Change`."""
+    """A form. method: `get` for what only reads; `post` for the rest. destroys: its button is red."""
 
     kind: ClassVar[str] = "form"
     title: str

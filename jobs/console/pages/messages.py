@@ -40,8 +40,7 @@ TAIL_ROWS, TAIL_S = 20_000, 2.0
 """As above, for each look at the end of a topic. A page that follows the topic looks every second."""
 MOST_TAILED = 256
 """Partitions that a tail follows: their offsets are in its address."""
-_FILTERS = ("key", "header", "text")
-INPUTS = ("topic", "partition", *_FILTERS, "as", "isolation", "limit")
+INPUTS = ("topic", "partition", "key", "header", "text", "as", "isolation", "limit")
 """What the pages of messages take."""
 
 _COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
@@ -68,15 +67,7 @@ class _Search(NamedTuple):
     @property
     def inputs(self) -> dict[str, Any]:
         """The inputs of a page that looks for the same at another place."""
-        filters = {name: getattr(self, name) or None for name in _FILTERS}
-        return {
-            "topic": self.topic,
-            "partition": self.partition,
-            **filters,
-            "as": self.how,
-            "isolation": self.isolation,
-            "limit": self.limit,
-        }
+        return {name: getattr(self, "how" if name == "as" else name) for name in INPUTS}
 
 
 class _FoundMessages(NamedTuple):
@@ -154,11 +145,9 @@ def _clamp(offset: int, first: int, end: int) -> int:
 def _find_ends(console: Console, search: _Search) -> dict[int, int]:
     """Return the ends of the partitions that the search covers."""
     ends = console.mq.end_offsets(search.topic, search.isolation)
-    if search.partition is None:
-        return ends
-    if search.partition not in ends:
+    if search.partition not in (None, *ends):
         raise BadInput(f"The topic {search.topic} has no partition {search.partition}.")
-    return {search.partition: ends[search.partition]}
+    return {partition: end for partition, end in ends.items() if search.partition in (None, partition)}
 
 
 def _scan(pieces: Iterator[pa.Table], search: _Search, total: int) -> _FoundMessages:
@@ -183,9 +172,9 @@ def _select(messages: pa.Table, search: _Search) -> pa.Table:
         messages = messages.filter(pc.match_substring(messages["value"].cast(pa.binary()), search.text))
     if search.header:
         name, has_value, value = search.header.partition("=")
-        wanted = value.encode()
+        wanted = (name, value.encode()) if has_value else name
         matches = [
-            any(header["key"] == name and (not has_value or header["value"] == wanted) for header in headers or ())
+            any(wanted in (header["key"], (header["key"], header["value"])) for header in headers or ())
             for headers in messages["headers"].to_pylist()
         ]
         messages = messages.filter(pa.array(matches, pa.bool_()))
@@ -268,10 +257,8 @@ def read_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
         since = find_last_offsets(console.mq, search.topic, search.isolation, ends, min(share, search.limit))
     result, passed = _read_newest(console, search, since, ends, share)
     position = ".".join(f"{partition}-{end}" for partition, end in ends.items())
-    parts: list[Part] = [
-        _make_form(search, "/tail"),
-        Actions([Link("Newer", make_link("/tail", **search.inputs, after=position))]),
-    ]
+    newer = Actions([Link("Newer", make_link("/tail", **search.inputs, after=position))])
+    parts: list[Part] = [_make_form(search, "/tail"), newer]
     if passed:
         text = f"{passed:,} messages or offsets were passed over: more came than a page reads in time. Use a filter,"
         parts.append(Notice(f"{text} or read them under Messages."))
@@ -338,7 +325,6 @@ def read_message(console: Console, inputs: Mapping[str, Any]) -> Page:
     place = {"topic": topic, "partition": partition, "offset": offset}
     pairs = [
         *place.items(),
-        ("published by", _name_producer(segment)),
         ("timestamp", format_time(row["timestamp"])),
         ("key", format_size(key.size_bytes)),
         ("value", format_size(value.size_bytes)),
@@ -359,13 +345,6 @@ def read_message(console: Console, inputs: Mapping[str, Any]) -> Page:
         Link("Messages", make_link("/messages", topic=topic, partition=partition, **{"from": offset})),
     ]
     return Page(f"{topic}-{partition}, offset {offset}", parts, trail)
-
-
-def _name_producer(segment: Mapping[str, Any]) -> str | None:
-    if segment["producer_id"] is None:
-        return None
-    transaction = ", in a transaction" if segment["transactional"] else ""
-    return f"producer {segment['producer_id']}, epoch {segment['producer_epoch']}{transaction}"
 
 
 _DEAD = "dead-letter."

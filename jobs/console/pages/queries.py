@@ -126,7 +126,7 @@ _NONE = {
 
 
 _CHANGES = """\
-SELECT changed_at, kind, subject, client, decision FROM admin_changes
+SELECT changed_at, kind, subject, client, left(decision, 500) AS decision FROM admin_changes
 WHERE contains(concat(kind, ' ', subject, ' ', client), {text})
 ORDER BY step DESC, position DESC LIMIT 200"""
 
@@ -144,16 +144,7 @@ def read_changes(console: Console, inputs: Mapping[str, Any]) -> Page:
             "A client is USER-HOST-PROCESS-ID; of a console it is console-NAME-ADDRESS-PROCESS-ID, with the name of the"
             " token, or visitor. At most 200 are shown."
         )
-        return [
-            list_records(
-                "Changes, newest first",
-                records,
-                columns,
-                "There is none.",
-                note,
-                decision=lambda row: (row["decision"] or "")[:500],
-            )
-        ]
+        return [list_records("Changes, newest first", records, columns, note=note)]
 
     return Page("Changes", [form, *draw_or_explain("The list of changes", draw)])
 

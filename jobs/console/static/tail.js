@@ -4,9 +4,7 @@
 // Without a script, the link does the same.
 
 const MOST_ROWS = 200;
-const PAUSE_MS = 1000;
 const LONGEST_MS = 30_000;
-
 const state = document.createElement("p");
 const button = document.createElement("button");
 button.type = "button";
@@ -55,5 +53,5 @@ button.addEventListener("click", () => {
   isRunning = !isRunning;
   show(isRunning ? "Follows the topic." : "Stopped.");
 });
-setInterval(tick, PAUSE_MS);
+setInterval(tick, 1000);
 show("Follows the topic.");
