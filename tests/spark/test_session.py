@@ -59,7 +59,8 @@ def test_the_session_knows_the_format_at_once(spark: SparkSession, mq: Connectio
     assert [bytes(row.value) for row in rows.where("offset = 1").collect()] == [b"b"]
 
 
-def test_the_shipped_defaults_hold(spark: SparkSession) -> None:
+def test_the_running_session_is_returned_as_it_is_with_the_shipped_defaults(spark: SparkSession) -> None:
+    assert spark_session(extra={"spark.sql.session.timeZone": "Asia/Tokyo"}) is spark
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "50000"
@@ -68,11 +69,6 @@ def test_the_shipped_defaults_hold(spark: SparkSession) -> None:
         ".FileSystemBasedCheckpointFileManager"
     )
     assert spark.sparkContext.uiWebUrl is None
-
-
-def test_the_running_session_is_returned_as_it_is(spark: SparkSession) -> None:
-    assert spark_session(extra={"spark.sql.session.timeZone": "Asia/Tokyo"}) is spark
-    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
 
 
 def test_workers_run_the_interpreter_of_the_driver(spark: SparkSession) -> None:

@@ -105,17 +105,11 @@ def test_error_at_the_timeout_names_the_member_that_holds_messages(mq: Connectio
             read_all(consumer, timeout_ms=300)
 
 
-def test_until_end_waits_until_messages_are_acknowledged(mq: Connection) -> None:
+def test_until_end_waits_for_acknowledgements_and_its_error_names_what_holds_up_the_queue(mq: Connection) -> None:
     topic, group = new_topic(mq), create_group(mq, "queue")
     add(mq, topic, {0: 3})
     with join(mq, group, topic) as member, pytest.raises(EndNotReached, match="lacks 3, held by this consumer"):
-        for _ in member.until_end(timeout_ms=300):
-            pass
-
-
-def test_error_at_the_timeout_names_what_holds_up_a_queue(mq: Connection) -> None:
-    topic, group = new_topic(mq), create_group(mq, "queue")
-    add(mq, topic, {0: 1})
+        list(member.until_end(timeout_ms=300))
     with join(mq, group, topic) as member:
         assert isinstance(member, QueueConsumer)
         batches = member.until_end(timeout_ms=500)
@@ -147,13 +141,17 @@ def test_until_end_does_not_wait_for_markers_and_aborted_messages(mq: Connection
             assert read_all(consumer, timeout_ms=20_000) == []
 
 
-def test_reader_of_assigned_partitions_reads_them_to_the_end(mq: Connection) -> None:
+def test_reader_of_assigned_partitions_reads_them_to_the_end_and_says_why_a_batch_is_empty(mq: Connection) -> None:
     topic = new_topic(mq, 2)
     add(mq, topic, {0: 3, 1: 3})
     reader = mq.consumer(new_name("g"), assign=[(topic, 1)])
     assert [text for batch in reader.until_end(max_records=1) for text in texts(batch)] == ["1.0", "1.1", "1.2"]
+    assert reader.poll().outcome is PollOutcome.AT_END
+    reader.seek(topic, 1, 0)
+    assert reader.poll(max_records=1).outcome is PollOutcome.MESSAGES
     reader.seek(topic, 1, 0)
     reader.pause([(topic, 1)])
+    assert reader.poll().outcome is PollOutcome.NOT_YET
     with pytest.raises(EndNotReached, match=f"{topic}-1 lacks 3, held by this consumer"):
         list(reader.until_end(timeout_ms=50))
     mq.topics.delete(topic)
@@ -280,14 +278,3 @@ def test_poll_of_a_starting_consumer_waits_for_what_a_dead_member_holds(mq: Conn
             read_texts += texts(batch)
             consumer.commit(batch)
         assert sorted(read_texts) == [f"{p}.{i}" for p in range(2) for i in range(3)]
-
-
-def test_empty_batch_of_assigned_partitions_says_why_it_is_empty(mq: Connection) -> None:
-    topic = new_topic(mq)
-    add(mq, topic, {0: 1})
-    reader = mq.consumer(new_name("g"), assign=[topic])
-    assert reader.poll().outcome is PollOutcome.MESSAGES
-    assert reader.poll().outcome is PollOutcome.AT_END
-    reader.pause([(topic, 0)])
-    add(mq, topic, {0: 1})
-    assert reader.poll().outcome is PollOutcome.NOT_YET
