@@ -634,6 +634,14 @@ def _values(tp: str, values_or_count: list[str] | int) -> list[str]:
     return [f"{tp}#{i}" for i in range(values_or_count)] if isinstance(values_or_count, int) else values_or_count
 
 
+def play(*lines: dict[str, Any]) -> Story:
+    """Return the story after these lines."""
+    story = Story()
+    for line in lines:
+        story.tell(line)
+    return story
+
+
 def answer_of(result: AnyResult) -> Any:
     """Return a result as a story writes it."""
     if isinstance(result, TopicDone):

@@ -35,6 +35,11 @@ def new_group(mq: Connection, protocol: str | None) -> str:
     return group
 
 
+def name_what_to_read(topic: str, protocol: str | None) -> dict[str, Any]:
+    """Return the options of a consumer that reads the topic: assigned to it, or as a member by this protocol."""
+    return {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
+
+
 def add(mq: Connection, topic: str, counts: dict[int, int], mark: str = "") -> None:
     """Publish this many messages to each partition. The values are `0.0`, `0.1`, ..."""
     places = [(p, i) for p, count in counts.items() for i in range(count)]

@@ -29,6 +29,9 @@ CONFIG = {
 }
 _numbers = itertools.count(1)
 
+Lakemq = Callable[..., Result]
+"""The command on a namespace: the fixture `lake`."""
+
 
 def served(folder: Path, clock: Clock | None = None, **settings: Any) -> AbstractContextManager[Connection]:
     """Serve a namespace. clock: that of its leader and of the connection, if it is not the machine's."""

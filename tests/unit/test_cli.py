@@ -8,7 +8,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner, Result
-from unit.served import run_lakemq
+from unit.served import Lakemq, run_lakemq
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -27,7 +27,6 @@ from lakemq.jobs.output import Output, message_records, show
 
 pytestmark = pytest.mark.slow
 
-Lakemq = Callable[..., Result]
 NOT_UTF8 = b"\xff\x00\x1b[31m"
 
 

@@ -4,21 +4,18 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from targets import extended_but
 from typer.testing import Result
-from unit.served import new_name, new_topic, until
+from unit.served import Lakemq, new_name, new_topic, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 
 pytestmark = pytest.mark.slow
-
-Lakemq = Callable[..., Result]
 
 
 def add(mq: Connection, topic: str, texts: list[str]) -> None:

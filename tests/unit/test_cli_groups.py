@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
-from unit.served import new_name, new_topic, run_lakemq, served
+from unit.served import Lakemq, new_name, new_topic, run_lakemq, served
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -21,8 +20,6 @@ from lakemq.jobs.cli import app
 from lakemq.tables.storage.coordination.step_objects import step_name
 
 pytestmark = pytest.mark.slow
-
-Lakemq = Callable[..., Result]
 
 
 @pytest.fixture

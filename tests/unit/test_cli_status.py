@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
-from unit.served import new_name, new_topic, read_objects, run_lakemq, served, until, values
+from unit.served import Lakemq, new_name, new_topic, read_objects, run_lakemq, served, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
@@ -28,7 +27,6 @@ from lakemq.tables.storage.coordination.leader_locks import StandbySigns
 pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).parents[2]
-Lakemq = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from typer.testing import Result
-from unit.served import read_objects
+from unit.served import Lakemq, read_objects
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -15,7 +14,6 @@ from lakemq.errors import ProducerFenced
 
 pytestmark = pytest.mark.slow
 
-Lakemq = Callable[..., Result]
 Found = Callable[..., list[dict[str, Any]]]
 
 

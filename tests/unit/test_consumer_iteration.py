@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from unit.consuming import add, list_partitions, new_group
+from unit.consuming import add, list_partitions, name_what_to_read, new_group
 from unit.served import new_name, new_topic, read_committed_offset, until
 
 from lakemq.engine.client.connection import Connection
@@ -25,8 +25,7 @@ ALL = pytest.mark.parametrize("protocol", [None, "queue", "cooperative", "classi
 
 
 def create_consumer(mq: Connection, group: str, topic: str, protocol: str | None, **options: Any) -> Consumer:
-    reads: dict[str, Any] = {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
-    return mq.consumer(group, **reads, consumer_timeout_ms=ENDS_MS, **options)
+    return mq.consumer(group, **name_what_to_read(topic, protocol), consumer_timeout_ms=ENDS_MS, **options)
 
 
 def values(messages: Iterable[Message]) -> list[str]:
@@ -106,7 +105,7 @@ def test_seek_and_pause_in_the_loop_apply_to_the_next_message(mq: Connection, pr
 def test_loop_ends_when_the_consumer_is_closed(mq: Connection, protocol: str | None) -> None:
     topic = new_topic(mq)
     add(mq, topic, {0: 3})
-    options: dict[str, Any] = {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
+    options = name_what_to_read(topic, protocol)
     consumer, messages = mq.consumer(new_group(mq, protocol), **options), list[Message]()
     for message in consumer:  # without a timeout it would wait for more
         messages.append(message)

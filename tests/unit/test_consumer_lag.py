@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
-from golden.story import Story
+from golden.story import Story, play
 from protocol_harness import Harness
 from unit.consuming import add, take_messages
 from unit.projected import project_tables, run_sql
@@ -53,15 +53,12 @@ def compute_lags(mq: Harness) -> list[Lag]:
 @pytest.fixture
 def story() -> Story:
     """Return a story in which C1 has got ten messages of `t-0`."""
-    story = Story()
-    for line in (
+    return play(
         {"create": {"t": 1}},
         {"publish": {"t-0": 10}},
         {"join": "C1", "config": {"group.protocol": "queue", "isolation.level": "read_uncommitted"}},
         {"acquire": "C1"},
-    ):
-        story.tell(line)
-    return story
+    )
 
 
 def read_committed_offset(story: Story) -> int:
@@ -91,15 +88,13 @@ def test_lag_excludes_messages_acknowledged_past_the_committed_offset(
 def test_lag_before_the_first_commit_counts_from_where_the_group_begins(
     reset: str, next_offset: int, counted_from: str, deleted: int
 ) -> None:
-    story = Story()
-    for line in (
+    story = play(
         {"create": {"t": 2}},
         {"publish": {"t-0": 10}},
         {"join": "C1", "reset": reset},
         {"publish": {"t-0": 5}},
         {"delete_records": {"t-0": 3}},
-    ):
-        story.tell(line)
+    )
     rest = ("g", "t", 1, 0, counted_from, 0, 0)
     assert (
         query_lags(story.mq)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from unit.consuming import add, new_group, texts
+from unit.consuming import add, name_what_to_read, new_group, texts
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
@@ -69,27 +69,23 @@ def test_none_means_the_default_and_unknown_options_are_named(mq: Connection) ->
         mq.consumer(new_name("g"), assign=[topic], session_timeout_ms=6_000)
 
 
-def _reads(topic: str, protocol: str | None) -> dict[str, Any]:
-    return {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
-
-
 CLASSIC = pytest.param("classic", marks=pytest.mark.extended)
 READERS = pytest.mark.parametrize("protocol", [None, "queue", "cooperative", CLASSIC])
 
 
 @pytest.mark.slow
 @READERS
-def test_new_group_logs_how_many_offsets_it_reads(
+def test_new_group_logs_how_many_offsets_itname_what_to_read(
     mq: Connection, protocol: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, group = new_topic(mq, 2), new_group(mq, protocol)
     add(mq, topic, {0: 3, 1: 1})
     with caplog.at_level(logging.INFO, "lakemq.consumer"):
-        with mq.consumer(group, **_reads(topic, protocol)) as consumer:
+        with mq.consumer(group, **name_what_to_read(topic, protocol)) as consumer:
             read_texts: list[str] = []
             until(lambda: bool(read_texts.extend(texts(consumer.poll(timeout_ms=20))) or len(read_texts) == 4))
             consumer.commit()
-        with mq.consumer(group, **_reads(topic, protocol)) as consumer:
+        with mq.consumer(group, **name_what_to_read(topic, protocol)) as consumer:
             consumer.poll()
     log_records = [record for record in caplog.records if "is new to" in record.message]
     assert [(record.levelname, record.message) for record in log_records] == [
@@ -107,9 +103,11 @@ def test_new_group_at_latest_logs_how_many_offsets_it_skips(
 ) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 3, 1: 1})
-    with mq.consumer(group, **_reads(topic, protocol), auto_offset_reset="latest") as consumer:
+    with mq.consumer(group, **name_what_to_read(topic, protocol), auto_offset_reset="latest") as consumer:
         consumer.poll()
-        with mq.consumer(new_name("g"), **_reads(new_topic(mq), protocol), auto_offset_reset="latest") as other:
+        with mq.consumer(
+            new_name("g"), **name_what_to_read(new_topic(mq), protocol), auto_offset_reset="latest"
+        ) as other:
             other.poll()  # of an empty topic it skips nothing
     log_records = [record for record in caplog.records if "is new to" in record.message]
     assert [record.levelname for record in log_records] == ["WARNING"]

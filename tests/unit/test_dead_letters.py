@@ -38,6 +38,14 @@ def wait_until_done(mq: Connection, consumer: QueueConsumer) -> None:
     until(lambda: mq.groups.describe(consumer.group).lag == 0)
 
 
+def reject_messages(mq: Connection, topic: str, count: int, group: str | None = None, error: str = "bad") -> None:
+    """Let a group reject so many messages, and wait until they are dead letters."""
+    with member(mq, topic, group or new_name("g")) as consumer:
+        consumer.reject(take_messages(consumer, count), error=error)
+        consumer.flush()
+        wait_until_done(mq, consumer)
+
+
 def read_causes(mq: Connection, topic: str) -> list[dict[str, str]]:
     """Return the cause of each message of a dead-letter topic."""
     return [
@@ -97,10 +105,7 @@ def test_message_returned_too_often_becomes_a_dead_letter_with_the_last_error(mq
 def test_sql_shows_dead_letters_with_their_cause(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.publish(topic, pa.table({"value": [f"m{n}" for n in range(3)]}))
-    with member(mq, topic, group) as consumer:
-        consumer.reject(take_messages(consumer, 3), error="it's 'bad'")
-        consumer.flush()
-        wait_until_done(mq, consumer)
+    reject_messages(mq, topic, 3, group, error="it's 'bad'")
     until(lambda: bool(run_sql(mq, f"FROM dead_lettered WHERE topic = '{topic}.dlq'")))
     columns = "consumer_group, reason, error, delivery_count, source_topic, source_partition, source_offset, l.offset"
     rows = run_sql(
@@ -154,10 +159,7 @@ def test_dying_messages_are_deleted_with_their_records(mq: Connection) -> None:
 def reject_all(mq: Connection, topic: str, texts: list[str], group: str | None = None) -> str:
     """Publish messages, reject all of them, and return their dead-letter topic."""
     mq.publish(topic, pa.table({"value": texts}))
-    with member(mq, topic, group or new_name("g")) as consumer:
-        consumer.reject(take_messages(consumer, len(texts)), error="bad")
-        consumer.flush()
-        wait_until_done(mq, consumer)
+    reject_messages(mq, topic, len(texts), group)
     return f"{topic}.dlq"
 
 
@@ -188,10 +190,7 @@ def test_dead_letter_keeps_its_timestamp_until_it_returns_to_a_log_append_time_t
     mq.topics.create(stamped, 1, config={"dead.letter.topic": dead, **stamps})
     for topic in (plain, stamped):
         mq.publish(topic, pa.table({"value": [topic], "timestamp": [datetime(2020, 1, 1, tzinfo=UTC)]}))
-        with member(mq, topic, new_name("g")) as consumer:
-            consumer.reject(take_messages(consumer, 1))
-            consumer.flush()
-            wait_until_done(mq, consumer)
+        reject_messages(mq, topic, 1)
     first = {topic: next(iter(mq.fetch(topic))).timestamp for topic in (plain, stamped)}
     assert {m.value.decode(): m.timestamp for m in mq.fetch(dead)} == first
     assert mq.dead_letters.redrive(dead).messages == 2
@@ -239,10 +238,7 @@ def test_redrive_waits_only_for_its_own_messages(mq: Connection) -> None:
     for name in (deleted_topic, topic):
         mq.topics.create(name, 1, config={"dead.letter.topic": dead})
         mq.publish(name, pa.table({"value": [name]}))
-        with member(mq, name, new_name("g")) as consumer:
-            consumer.reject(take_messages(consumer, 1))
-            consumer.flush()
-            wait_until_done(mq, consumer)
+        reject_messages(mq, name, 1)
     mq.topics.delete(deleted_topic)
     topic_id = mq.topics.describe(dead).topic_id
     mq.requester.ask(SettleDeadLetters(dead, topic_id, {0: [(0, 1)]}))

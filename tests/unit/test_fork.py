@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from targets import extended_but
+from unit.consuming import name_what_to_read
 from unit.served import new_name, new_topic, run_in_thread, until, values
 
 import lakemq
@@ -92,8 +93,7 @@ def test_forked_child_is_refused_by_every_call_of_the_connection(mq: Connection)
 def test_forked_child_is_refused_by_a_consumer(mq: Connection, protocol: str | None):
     topic = new_topic(mq)
     mq.publish(topic, ROWS)
-    reads: dict[str, Any] = {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
-    with mq.consumer(new_name("g"), **reads, auto_offset_reset="earliest") as consumer:
+    with mq.consumer(new_name("g"), **name_what_to_read(topic, protocol), auto_offset_reset="earliest") as consumer:
         batches: list[Any] = []
         until(lambda: bool(batches.append(consumer.poll(1)) or batches[-1]))
         calls: dict[str, Callable[[], Any]] = {

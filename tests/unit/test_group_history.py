@@ -4,7 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from golden.story import Story
+from golden.story import Story, play
 from protocol_harness import HOUR_MS, Harness
 from unit import projected
 from unit.projected import project_tables, time_at
@@ -44,12 +44,12 @@ def find_owners(rows: pa.Table, at_ms: int) -> dict[int, str | None]:
 @pytest.fixture
 def story() -> Story:
     """Return a story in which C1 alone owns both partitions of `t`, with five messages each, from 1000 ms on."""
-    story = Story()
-    story.tell({"create": {"t": 2}})
-    story.tell({"publish": {"t-0": 5, "t-1": 5}})
-    story.tell({"join": "C1", "config": QUEUE})
-    story.tell({"acquire": "C1"})
-    return story
+    return play(
+        {"create": {"t": 2}},
+        {"publish": {"t-0": 5, "t-1": 5}},
+        {"join": "C1", "config": QUEUE},
+        {"acquire": "C1"},
+    )
 
 
 @pytest.mark.slow

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from golden.story import Story
+from golden.story import Story, play
 from unit.projected import project_tables, run_sql
 
 from lakemq.engine.client.arguments import format_time
 from lakemq.engine.client.groups.groups import Groups
-from lakemq.engine.client.groups.stalls import NO_NOTES, MemberNotes
+from lakemq.engine.client.groups.stalls import MemberNotes
 from lakemq.engine.client.operator_tools import Observation
 from lakemq.engine.protocol.codec.beat import OverdueMember
 from lakemq.engine.protocol.values.groups import JoinGroup
@@ -19,16 +19,11 @@ from lakemq.jobs.metrics.readers import FamilyBuilder, read_groups
 FOR_GOOD = -1
 
 
-def make_groups(story: Story, now_ms: int) -> Groups:
+def make_groups(story: Story, passed_ms: int = 0, *overdue: OverdueMember) -> Groups:
+    """Return the groups of the story, some time after its last line."""
     unused: Any = None
-    return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: NO_NOTES)
-
-
-def play(*lines: dict[str, Any]) -> Story:
-    story = Story()
-    for line in lines:
-        story.tell(line)
-    return story
+    now_ms, notes = story.mq.state.now_ms + passed_ms, MemberNotes(overdue)
+    return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: notes)
 
 
 # -- how long a rebalance waits -------------------------------------------------------------------------------
@@ -48,7 +43,7 @@ def test_partitions_of_a_lost_member_show_the_time_left_of_their_delay(protocol:
     )
     lost_ms = story.mq.state.now_ms
     for passed_ms, left_ms in (0, 4_000), (1_500, 2_500), (9_000, 0):
-        groups = make_groups(story, lost_ms + passed_ms)
+        groups = make_groups(story, passed_ms)
         assert groups.describe("g").delay_left_ms == left_ms
         waits = {(assignment.state, assignment.delay_left_ms) for assignment in groups.assignments("g")}
         # in a cooperative group the member had not yet given up its partitions
@@ -63,7 +58,7 @@ def test_partitions_of_a_lost_member_show_the_time_left_of_their_delay(protocol:
         query = "SELECT DISTINCT lost_by FROM group_assignments WHERE state = 'unbound'"
         assert run_sql(tables, query) == [("C1",)]
     story.tell({"wait_ms": 4_001})
-    groups = make_groups(story, story.mq.state.now_ms)
+    groups = make_groups(story)
     assert groups.describe("g").delay_left_ms == 0
     assert [(a.delay_left_ms, a.lost_by) for a in groups.assignments("g")] == [(None, None)] * 2
     assert groups.stalls("g") == []
@@ -80,7 +75,7 @@ def test_member_shows_its_client_host_and_process() -> None:
         project_tables(story.mq), "SELECT member_id, client_id, host, process_id FROM group_members ORDER BY member_id"
     )
     assert [tuple(row) for row in rows] == [("C1", "billing", "rack-1", 4711), ("C2", None, None, None)]
-    members = make_groups(story, 0).members("g")
+    members = make_groups(story).members("g")
     assert [(member.client_id, member.host, member.process_id) for member in members] == [
         ("billing", "rack-1", 4711),
         (None, None, None),
@@ -97,14 +92,6 @@ def test_too_long_client_or_host_is_refused() -> None:
 # What holds up a group of any protocol: members that are overdue, and transactions that stay open.
 
 
-def make_stalled_groups(story: Story, passed_ms: int = 0, *overdue: OverdueMember) -> Groups:
-    unused: Any = None
-    now_ms = story.mq.state.now_ms + passed_ms
-    return Groups(
-        lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: MemberNotes(overdue)
-    )
-
-
 def count_waits(story: Story, groups: Groups) -> dict[tuple[str, ...], float]:
     """Return (group, cause) -> the value of the metric `lakemq_group_waits`."""
     unused: Any = None
@@ -118,8 +105,7 @@ def count_waits(story: Story, groups: Groups) -> dict[tuple[str, ...], float]:
 
 @pytest.mark.parametrize("protocol", ["classic", "queue"])
 def test_member_without_heartbeats_is_named_with_process_and_session_end(protocol: str) -> None:
-    story = Story()
-    story.tell({"create": {"t": 3}})
+    story = play({"create": {"t": 3}})
     story.mq.ask(
         JoinGroup(
             "g",
@@ -132,9 +118,7 @@ def test_member_without_heartbeats_is_named_with_process_and_session_end(protoco
         )
     )
     story.tell({"wait_ms": 1})
-    groups = make_stalled_groups(
-        story, 0, OverdueMember("g", "C1", 1_000, None), OverdueMember("other", "C1", 1_000, None)
-    )
+    groups = make_groups(story, 0, OverdueMember("g", "C1", 1_000, None), OverdueMember("other", "C1", 1_000, None))
     (stall,) = groups.stalls("g")
     assert (stall.kind, stall.member_id, stall.topic) == ("no heartbeat", "C1", None)
     assert stall.found == (
@@ -147,22 +131,20 @@ def test_member_without_heartbeats_is_named_with_process_and_session_end(protoco
 
 
 def test_member_that_does_not_poll_is_named() -> None:
-    story = Story()
-    story.tell({"create": {"t": 1}})
+    story = play({"create": {"t": 1}})
     story.mq.ask(JoinGroup("g", "C1", ["t"], max_poll_interval_ms=300_000))
-    (stall,) = make_stalled_groups(story, 0, OverdueMember("g", "C1", None, 1_000)).stalls("g")
+    (stall,) = make_groups(story, 0, OverdueMember("g", "C1", None, 1_000)).stalls("g")
     assert (stall.kind, stall.member_id) == ("no poll", "C1")
     assert "lives, and has not polled since 1970-01-01T00:00:01Z" in stall.found
     assert "1970-01-01T00:05:01Z (max_poll_interval_ms)" in stall.found
 
 
 def test_stall_of_a_forgotten_consumer_names_the_later_one_of_its_process() -> None:
-    story = Story()
-    story.tell({"create": {"t": 1}})
+    story = play({"create": {"t": 1}})
     for member_id, host in (("C1", "rack-1"), ("C2", "rack-1"), ("C3", "rack-2")):
         story.mq.ask(JoinGroup("g", member_id, ["t"], host=host, process_id=4711))
     notes = [OverdueMember("g", member_id, None, 1_000) for member_id in ("C1", "C2", "C3")]
-    stalls = make_stalled_groups(story, 0, *notes).stalls("g")
+    stalls = make_groups(story, 0, *notes).stalls("g")
     expected = " The same process has joined again since, as member C2: close the first."
     assert [expected in stall.found for stall in stalls] == [True, False, False]
 
@@ -175,17 +157,15 @@ def test_stall_of_a_forgotten_consumer_names_the_later_one_of_its_process() -> N
     ],
 )
 def test_member_that_is_to_give_up_partitions_is_named(protocol: str, advice: str) -> None:
-    story = Story()
     config = {"group.protocol": protocol} | ({"max.handoff.ms": 3_000} if protocol == "queue" else {})
-    for line in (
+    story = play(
         {"create": {"t": 2}},
         {"publish": {"t-0": 2, "t-1": 2}},
         {"join": "C1", "config": config},
         *([{"acquire": "C1"}] if protocol == "queue" else []),
         {"join": "C2", "config": config},
-    ):
-        story.tell(line)
-    groups = make_stalled_groups(story)
+    )
+    groups = make_groups(story)
     (paused,) = (assignment for assignment in groups.assignments("g") if assignment.state == "paused")
     (stall,) = groups.describe("g").stalls
     assert (stall.kind, stall.member_id, stall.advice) == ("handover", "C1", advice)
@@ -197,20 +177,18 @@ def test_member_that_is_to_give_up_partitions_is_named(protocol: str, advice: st
 
 
 def test_open_transaction_is_named_when_the_group_has_read_up_to_it() -> None:
-    story = Story()
-    for line in (
+    story = play(
         {"create": {"t": 2}},
         {"publish": {"t-0": 2}},
         {"who": "A", "init": "etl"},
         {"who": "A", "publish": {"t-0": 1}},
         {"publish": {"t-0": 5}},
         {"commit_offsets": {"t-0": 1}},
-    ):
-        story.tell(line)
-    assert make_stalled_groups(story, 11_000).stalls("g") == [], "a message is left that it may read"
+    )
+    assert make_groups(story, 11_000).stalls("g") == [], "a message is left that it may read"
     story.tell({"commit_offsets": {"t-0": 2}})
-    assert make_stalled_groups(story, 5_000).stalls("g") == [], "most transactions end within seconds"
-    groups = make_stalled_groups(story, 11_000)
+    assert make_groups(story, 5_000).stalls("g") == [], "most transactions end within seconds"
+    groups = make_groups(story, 11_000)
     (stall,) = groups.stalls("g")
     assert (stall.kind, stall.topic, stall.partition, stall.offset) == ("open transaction", "t", 0, 2)
     assert "have read t-0 up to transaction etl, which is open for 11 s, since" in stall.found
@@ -221,5 +199,5 @@ def test_open_transaction_is_named_when_the_group_has_read_up_to_it() -> None:
     assert not stall.is_overdue(story.mq.state.now_ms + 50_000)
     assert stall.is_overdue(story.mq.state.now_ms + 61_000)
     story.tell({"who": "A", "commit": None})
-    assert make_stalled_groups(story, 11_000).stalls("g") == []
-    assert count_waits(story, make_stalled_groups(story, 11_000)) == {}
+    assert make_groups(story, 11_000).stalls("g") == []
+    assert count_waits(story, make_groups(story, 11_000)) == {}

@@ -31,7 +31,7 @@ OUTPUTS = {
 """Pages, with their numbers of outputs."""
 
 
-@pytest.mark.parametrize("page", extended_but(["index.md", "tutorial.md", "producers.md", "from-kafka.md"], OUTPUTS))
+@pytest.mark.parametrize("page", extended_but(["index.md", "producers.md", "from-kafka.md"], OUTPUTS))
 def test_programs_of_a_page_print_its_outputs(tmp_path: Path, page: str) -> None:
     assert run_program(join_python(page), tmp_path) == "".join(read_blocks(page, "text"))
     assert len(read_blocks(page, "text")) == OUTPUTS[page]
