@@ -141,7 +141,7 @@ test-browser: $(READY) ## the console in Chromium; skipped without chromium and 
 	$(BIN)/pytest -n 0 tests/browser
 
 .PHONY: test-operating
-test-operating: $(READY) ## a namespace broken in eight ways, asked with the command and the console; metrics and alerts with Prometheus' promtool, which Go builds once: three minutes, the first time five
+test-operating: $(READY) ## a namespace broken in eight ways, asked with the command and the console; metrics and alerts with Prometheus, which Go builds once: four minutes, the first time six
 	promtool=$$($(BIN)/python tests/promtool.py) && LAKEMQ_TEST_PROMTOOL="$$promtool" $(BIN)/pytest -n 0 tests/operating -m "not nightly"
 
 .PHONY: coverage
