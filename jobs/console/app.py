@@ -54,7 +54,7 @@ class PageReader(NamedTuple):
     read: Callable[[Console, Inputs], Page]
     inputs: tuple[str, ...] = ()
 
-    def read_checked(self, console: Console, inputs: Inputs) -> Page:
+    def read_if_inputs_fit(self, console: Console, inputs: Inputs) -> Page:
         """Return the page. Raises BadInput if there is an input that it does not take."""
         check_names(inputs, self.inputs)
         return self.read(console, inputs)
@@ -120,7 +120,7 @@ class WebApplication:
         """Return all addresses with what answers them."""
         return [
             *(Route(path, self._show(page)) for path, page in PAGES.items()),
-            *(Route(path, self._show_posted(page), methods=["POST"]) for path, page in POSTED_PAGES.items()),
+            *(Route(path, self._show_form_answer(page), methods=["POST"]) for path, page in POSTED_PAGES.items()),
             Route("/change/{name}", self._confirm_change),
             Route("/change/{name}", self._apply_change, methods=["POST"]),
             Route("/metrics", make_endpoint(self._registry)),
@@ -132,12 +132,16 @@ class WebApplication:
     # -- pages that read --------------------------------------------------------------------------------
 
     def _show(self, page: PageReader) -> Callable[[Request], Response]:
-        return lambda request: self._answer(request, lambda: page.read_checked(self._console, request.query_params))
+        return lambda request: self._answer(
+            request, lambda: page.read_if_inputs_fit(self._console, request.query_params)
+        )
 
-    def _show_posted(self, page: PageReader) -> Callable[[Request], Awaitable[Response]]:
+    def _show_form_answer(self, page: PageReader) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             inputs = await _read_form(request)
-            return await run_in_threadpool(self._answer, request, lambda: page.read_checked(self._console, inputs))
+            return await run_in_threadpool(
+                self._answer, request, lambda: page.read_if_inputs_fit(self._console, inputs)
+            )
 
         return endpoint
 

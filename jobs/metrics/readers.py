@@ -361,7 +361,7 @@ def read_dead_letters(observer: Observer, build: FamilyBuilder) -> Iterator[Metr
     )
 
 
-def read_rejected(mq: Connection, build: FamilyBuilder) -> Iterator[Metric]:
+def count_rejected_rows(mq: Connection, build: FamilyBuilder) -> Iterator[Metric]:
     """Yield how many rows were rejected lately. This reads a table."""
     since_ms = find_store_now_ms(mq.namespace.files) - 3_600_000
     columns = ["source", "error", "record_count"]

@@ -92,7 +92,7 @@ class NamespaceCollector(Collector):
         self._slow_parts = {
             "due": _SlowPart(lambda build: readers.read_due(counter, mq, build)),
             "dead letters": _SlowPart(lambda build: readers.read_dead_letters(observer, build)),
-            "rejected rows": _SlowPart(lambda build: readers.read_rejected(mq, build)),
+            "rejected rows": _SlowPart(lambda build: readers.count_rejected_rows(mq, build)),
             "sizes": _SlowPart(lambda build: readers.read_sizes(mq, observer, build)),
         }
 
