@@ -438,8 +438,8 @@ def check_spread(mq: Connection) -> Finding:
         return Finding("spread", True, "no partition has twice its fair share of offsets")
     more = f"; and {len(uneven) - _SOME} topics more" if len(uneven) > _SOME else ""
     command = f"lakemq --path {mq.namespace.path} topics describe {next(iter(uneven))} --keys --show-hot-keys"
-    found = one_line(f"{'; '.join(list(uneven.values())[:_SOME])}{more}")
-    return Finding("spread", True, found, f"See whether a hot key is the reason: {command}")
+    shares = one_line(f"{'; '.join(list(uneven.values())[:_SOME])}{more}")
+    return Finding("spread", True, shares, f"See whether a hot key is the reason: {command}")
 
 
 def check_delays(mq: Connection, observer: Observer) -> Finding:

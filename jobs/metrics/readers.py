@@ -365,8 +365,8 @@ def count_rejected_rows(mq: Connection, build: FamilyBuilder) -> Iterator[Metric
     """Yield how many rows were rejected lately. This reads a table."""
     since_ms = find_store_now_ms(mq.namespace.files) - 3_600_000
     columns = ["source", "error", "record_count"]
-    found = mq.namespace.store.open(REJECTED_ROWS).read(columns, rejected_at_ms=(since_ms, None))
-    rows = found.group_by(columns[:2]).aggregate([("record_count", "sum")]).to_pylist()
+    rejected = mq.namespace.store.open(REJECTED_ROWS).read(columns, rejected_at_ms=(since_ms, None))
+    rows = rejected.group_by(columns[:2]).aggregate([("record_count", "sum")]).to_pylist()
     yield build.gauge(
         "lakemq_rejected_rows",
         "Rows that were rejected within the last hour, because they could not become messages.",

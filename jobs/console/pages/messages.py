@@ -172,9 +172,9 @@ def _select(messages: pa.Table, search: _Search) -> pa.Table:
         messages = messages.filter(pc.match_substring(messages["value"].cast(pa.binary()), search.text))
     if search.header:
         name, has_value, value = search.header.partition("=")
-        wanted = (name, value.encode()) if has_value else name
+        sought = (name, value.encode()) if has_value else name
         matches = [
-            any(wanted in (header["key"], (header["key"], header["value"])) for header in headers or ())
+            any(sought in (header["key"], (header["key"], header["value"])) for header in headers or ())
             for headers in messages["headers"].to_pylist()
         ]
         messages = messages.filter(pa.array(matches, pa.bool_()))
@@ -286,8 +286,8 @@ def _read_newest(
     share: the most offsets that are read of a partition.
     """
     first = console.mq.beginning_offsets(search.topic)
-    wanted = {partition: _clamp(since[partition], first[partition], end) for partition, end in ends.items()}
-    starts = {partition: max(offset, ends[partition] - share) for partition, offset in wanted.items()}
+    positions = {partition: _clamp(since[partition], first[partition], end) for partition, end in ends.items()}
+    starts = {partition: max(offset, ends[partition] - share) for partition, offset in positions.items()}
     fetched = console.mq.fetch(
         search.topic,
         isolation=search.isolation,
@@ -306,7 +306,7 @@ def _read_newest(
         newest = both.sort_by([("timestamp", "descending"), ("offset", "descending")]).slice(0, search.limit)
         if time.monotonic() > deadline_s:
             break
-    passed = sum(starts.values()) - sum(wanted.values()) + fetched.plan.record_count - scanned
+    passed = sum(starts.values()) - sum(positions.values()) + fetched.plan.record_count - scanned
     rows = [] if newest is None else _to_rows([newest])
     return _FoundMessages(rows, scanned, True), passed + matches - len(rows)
 
@@ -367,7 +367,7 @@ def _link_causes(console: Console, row: Mapping[str, Any], segment: Mapping[str,
             Link(text, make_link("/message", **source)),
             Link("Group", make_link("/group", name=cause[f"{_DEAD}group"])),
         ]
-    names = {known.topic: known.settings["dead.letter.topic"] for known in console.mq.topics.list()}
+    names = {summary.topic: summary.settings["dead.letter.topic"] for summary in console.mq.topics.list()}
     dead = names.get(topic) or f"{topic}.dlq"
     if dead in names:
         place = {"partition": row["partition"], "from": "earliest", "header": f"{_DEAD}offset={row['offset']}"}
