@@ -159,7 +159,7 @@ class Release:
 
 
 class UnreleasedCounts(NamedTuple):
-    """messages: due and readable, the first at oldest_due_ms; unreadable: due, in files that cannot be read."""
+    """messages: due and readable; unreadable: due, in files that cannot be read; oldest_due_ms: the first of both."""
 
     messages: int
     unreadable: int
@@ -196,6 +196,7 @@ class UnreleasedCounter:
             waiting = range_.waiting_count
             if runs is None:
                 unreadable += waiting
+                due_ms.append(published.first_due_ms)
             elif runs and runs[-1].upto > range_.released_count:
                 messages += waiting - range_.count_waiting_after(runs[-1].upto)
                 late = (run for run in runs if run.upto > range_.released_count)

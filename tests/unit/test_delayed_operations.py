@@ -22,6 +22,7 @@ from unit.served import (
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.delayed_rows import UnreleasedCounter
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.jobs.cli import app
@@ -52,6 +53,10 @@ def test_missing_file_holds_up_no_other_delayed_message(tmp_path: Path) -> None:
         clock.ahead_ms += 101_000
         wait_for_messages(mq, topic, 1)
         assert values(mq, topic) == ["few"]
+        observer = mq.observer()
+        unreleased = UnreleasedCounter(mq.namespace.files, observer.query).count_unreleased(due_ms[-1])
+        assert unreleased[:2] == (0, 3)
+        assert due_ms[0] <= unreleased.oldest_due_ms < due_ms[1]
     (tmp_path / "lost").rename(lost)
     with served(tmp_path, clock) as mq:
         until(lambda: mq.state().leader != "")  # from now on the time of steps follows the clock
