@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -459,39 +460,47 @@ def offer_change(name: str, settings: Iterable[str] = (), **given: str) -> Form:
 
 
 # Advice names commands. Those that a change of the console can do become links to its confirmation.
+#
+# A command stands between backticks, with names quoted as for a shell: a backtick within quotes ends no command. After a
+# command without an end, nothing is read. So a name, which may be any text, cannot make a link.
 
 
-_COMMAND = re.compile(r"lakemq (?:--path \S+ )?([a-z-]+ [a-z-]+) ([^`&;]+)")
+_COMMAND = re.compile(r"""`lakemq ((?:[^`'"\\]|'[^']*'|"[^"\\]*")*)`|`lakemq .*""", re.DOTALL)
 _CURES = {
-    "groups remove-members": ("remove-member", "group"),
-    "groups alter": ("alter-group", "group"),
-    "topics create": ("create-topic", "topic"),
-    "topics alter": ("alter-topic", "topic"),
-    "topics delete-records": ("delete-records", "topic"),
-    "transactions abort": ("abort", "id"),
-    "delayed purge": ("cancel-delayed", "topic"),
-    "dead-letters redrive": ("redrive", "topic"),
+    "groups remove-members": ("remove-member", "group", "--member", "member"),
+    "groups alter": ("alter-group", "group", "--config", "setting"),
+    "topics create": ("create-topic", "topic", "", ""),
+    "topics alter": ("alter-topic", "topic", "--config", "setting"),
+    "topics delete-records": ("delete-records", "topic", "--before", "before"),
+    "transactions abort": ("abort", "id", "", ""),
+    "delayed purge": ("cancel-delayed", "topic", "", ""),
+    "dead-letters redrive": ("redrive", "topic", "", ""),
 }
-"""Command -> the change that does the same, and the input for the command's argument."""
+"""Command -> the change that does the same, the input for the command's argument, its option, the input for that."""
 
 
 def list_cures(text: str) -> list[Link]:
-    """Return links to the changes that do what the commands in an advice do."""
+    """Return links to the changes that do what the commands in an advice do.
+
+    A command whose words need quotes has none: the doctor writes line ends within a name as spaces.
+    """
     links: dict[str, Link] = {}
-    for command, arguments in _COMMAND.findall(text):
-        if command not in _CURES:
+    for command in _COMMAND.findall(text):
+        words = shlex.split(command)
+        words = words[2:] if words[:1] == ["--path"] else words
+        cure, options, values = _CURES.get(" ".join(words[:2])), words[3::2], words[4::2]
+        if not cure or len(words) < 3 or shlex.join(words) != " ".join(words):
             continue
-        (name, subject), words = _CURES[command], arguments.split()
-        inputs = {subject: words[0]}
-        for option, value in zip(words[1::2], words[2::2], strict=False):
-            if option == "--config":
-                inputs["setting"], _, inputs["value"] = value.partition("=")
-            else:
-                field = option.removeprefix("--")
-                inputs[field] = f"{inputs.get(field, '')} {value}".strip()
+        name, subject, option, field = cure
+        most = 1 if option != "--before" else len(values)
+        if options != [option] * len(values) or bool(values) != bool(option) or len(values) > most:
+            continue
+        inputs = {subject: words[2], **({field: " ".join(values)} if field else {})}
+        if field == "setting":
+            inputs["setting"], _, inputs["value"] = values[0].partition("=")
         href = make_link(f"/change/{name}", **inputs)
         about = inputs.get("member") or inputs.get("setting")
-        links[href] = Link(f"{CHANGES[name].title}: {words[0]}{f' ({about})' if about else ''}", href)
+        links[href] = Link(f"{CHANGES[name].title}: {words[2]}{f' ({about})' if about else ''}", href)
     return [*links.values()]
 
 

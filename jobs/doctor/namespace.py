@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -208,6 +209,11 @@ def check_clock(mq: Connection) -> Finding:
     return Finding("clock", True, f"within {max(abs(skew_ms), 1)} ms of the store's")
 
 
+def _write_command(mq: Connection, *words: str) -> str:
+    """Return a command between backticks, in which a shell takes each word as it is."""
+    return f"`{shlex.join(['lakemq', '--path', mq.namespace.path, *words])}`"
+
+
 def _outside(at_ms: int, first_ms: int, last_ms: int) -> int:
     return min(0, at_ms - first_ms) or max(0, at_ms - last_ms)
 
@@ -218,7 +224,7 @@ def check_sequencer(mq: Connection, observer: Observer) -> Finding:
         leadership = read_leadership(mq.namespace.files, observation.state)
     leader, silent_ms = leadership.leader, leadership.silent_ms
     last = f"the last step, {leadership.step}, was put at {_at(leadership.put_ms)}, {silent_ms / 1000:.1f} s ago"
-    serve = f"lakemq --path {mq.namespace.path} serve"
+    serve = _write_command(mq, "serve")
     waits = bool(mq.namespace.mailbox.list_waiting(1))
     if not leader:
         return Finding(
@@ -259,7 +265,7 @@ def check_mailbox(mq: Connection) -> Finding:
     text = f"{count}, the oldest for about {oldest_ms / 1000:.0f} s"
     if oldest_ms <= WAITING_MS:
         return Finding("mailbox", True, text)
-    mend = f"Check that a sequencer runs (lakemq --path {mq.namespace.path} serve) and keeps up."
+    mend = f"Check that a sequencer runs ({_write_command(mq, 'serve')}) and keeps up."
     return Finding("mailbox", False, text, mend)
 
 
@@ -272,7 +278,7 @@ def check_letters(mq: Connection) -> Finding:
     more = f", and {len(unreadable) - _SOME} more" if len(unreadable) > _SOME else ""
     mend = (
         "The sequencer skips them, and their clients wait. Delete files that no client wrote. If several users share"
-        f" the namespace: lakemq --path {mq.namespace.path} init --shared-with-group"
+        f" the namespace: {_write_command(mq, 'init', '--shared-with-group')}"
     )
     return Finding("letters", False, one_line(f"cannot be read: {shown}{more}"), mend)
 
@@ -340,7 +346,7 @@ def check_data_files(mq: Connection) -> Finding:
         return Finding("data files", True, f"all {len(footers)} exist and are unchanged")
     some = [f"{file_stem(file_id)}.parquet ({flaw})" for file_id, flaw in sorted(wrong.items())][:_SOME]
     names = ", ".join(some) + (", ..." if len(wrong) > _SOME else "")
-    commands = [_deletion(mq.namespace.path, name, segments, list(wrong)) for name, segments in needed.items()]
+    commands = [_deletion(mq, name, segments, list(wrong)) for name, segments in needed.items()]
     folders = " and ".join(sorted({f"{file_name(file_id, topics[file_id]).partition('/')[0]}/" for file_id in wrong}))
     mend = f"Restore them into {folders} from a backup. Or delete their messages and all earlier ones: " + " && ".join(
         filter(None, commands)
@@ -401,8 +407,8 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
     names = ", ".join(f"{group.group} at {_at(group.expires_at_ms or 0)}" for group in near[:_SOME])
     more = f" and {len(near) - _SOME} more" if len(near) > _SOME else ""
     text = f"unused groups whose committed offsets expire soon: {names}{more}"
-    command = "lakemq --path {} groups alter {} --config offsets.retention.ms=-1"
-    keep = " && ".join(command.format(mq.namespace.path, group.group) for group in near[:_SOME])
+    setting = ("--config", "offsets.retention.ms=-1")
+    keep = " && ".join(_write_command(mq, "groups", "alter", group.group, *setting) for group in near[:_SOME])
     return Finding("groups", False, text, f"Consume with these groups, or keep their offsets: {keep}")
 
 
@@ -423,9 +429,9 @@ def check_losses(mq: Connection, observer: Observer) -> Finding:
         return Finding("losses", True, f"offsets deleted before a group read them: {sum(lag.deleted for lag in lags)}")
     named = [f"{group} has lost {count} of {topic}" for (group, topic), count in list(lost.items())[:_SOME]]
     more = f"; and {len(lost) - _SOME} more" if len(lost) > _SOME else ""
-    command = "lakemq --path {} topics alter {} --config retention.waits.for.groups=true"
+    setting = ("--config", "retention.waits.for.groups=true")
     topics = dict.fromkeys(topic for _, topic in list(lost)[:_SOME])
-    keep = " && ".join(command.format(mq.namespace.path, topic) for topic in topics)
+    keep = " && ".join(_write_command(mq, "topics", "alter", topic, *setting) for topic in topics)
     mend = f"These groups read more slowly than retention deletes. Make them faster, or keep messages for them: {keep}"
     return Finding("losses", False, one_line("; ".join(named) + more), mend)
 
@@ -437,7 +443,7 @@ def check_spread(mq: Connection) -> Finding:
     if not uneven:
         return Finding("spread", True, "no partition has twice its fair share of offsets")
     more = f"; and {len(uneven) - _SOME} topics more" if len(uneven) > _SOME else ""
-    command = f"lakemq --path {mq.namespace.path} topics describe {next(iter(uneven))} --keys --show-hot-keys"
+    command = _write_command(mq, "topics", "describe", next(iter(uneven)), "--keys", "--show-hot-keys")
     shares = one_line(f"{'; '.join(list(uneven.values())[:_SOME])}{more}")
     return Finding("spread", True, shares, f"See whether a hot key is the reason: {command}")
 
@@ -461,7 +467,7 @@ def _check_delays(mq: Connection, observation: Observation, step: int) -> Findin
         text = one_line(
             f"{count} messages of {', '.join(topics[:_SOME])} wait in files that are missing or damaged: {names}"
         )
-        purge = f"lakemq --path {mq.namespace.path} delayed purge {topics[0]}"
+        purge = _write_command(mq, "delayed", "purge", topics[0])
         return Finding(
             "delays",
             False,
@@ -471,19 +477,19 @@ def _check_delays(mq: Connection, observation: Observation, step: int) -> Findin
     counter = UnreleasedCounter(mq.namespace.files, lambda read: read(observation.state))
     late = counter.count_unreleased(find_store_now_ms(mq.namespace.files) - WAITING_MS).messages
     if late:
-        release = f"lakemq --path {mq.namespace.path} delayed release"
+        release = _write_command(mq, "delayed", "release")
         mend = f"Check that a sequencer runs and keeps up. Or release them now: {release}"
         return Finding("delays", False, f"{late} messages have been due for more than {WAITING_MS // 1000} s", mend)
     return Finding("delays", True, f"{sum(range_.waiting_count for range_ in waiting)} messages wait for their time")
 
 
-def _deletion(path: str, topic: str, segments: pa.Table, gone: list[int]) -> str:
+def _deletion(mq: Connection, topic: str, segments: pa.Table, gone: list[int]) -> str:
     """Return the command that deletes a topic's records up to the last one in a missing file; empty if none."""
     lost = segments.filter(pc.is_in(segments.column("file_id"), pa.array(gone, pa.int64())))
     last = lost.group_by("partition").aggregate([("last_offset", "max")])
     pairs = sorted(zip(last["partition"].to_pylist(), last["last_offset_max"].to_pylist(), strict=True))
-    before = " ".join(f"--before {partition}={offset + 1}" for partition, offset in pairs)
-    return f"lakemq --path {path} topics delete-records {topic} {before}" if pairs else ""
+    before = (word for partition, offset in pairs for word in ("--before", f"{partition}={offset + 1}"))
+    return _write_command(mq, "topics", "delete-records", topic, *before) if pairs else ""
 
 
 def _now_ms() -> int:

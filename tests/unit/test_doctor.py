@@ -162,7 +162,7 @@ def test_killed_leader_is_a_finding_before_its_lease_ends(path: Path, mq: Connec
     finding = check_sequencer(mq, mq.observer())
     assert not finding.ok
     assert finding.found.startswith("no sequencer leads: ")
-    assert finding.mend == f"Letters wait. Run: lakemq --path {path} serve"
+    assert finding.mend == f"Letters wait. Run: `lakemq --path {path} serve`"
     result = CliRunner().invoke(app, ["--path", str(path), "doctor", "--no-spark"])
     assert result.exit_code == 1
 

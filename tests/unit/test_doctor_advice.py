@@ -26,7 +26,7 @@ from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up"), pytest.mark.extended]
 
-COMMAND = re.compile(r"lakemq --path .*?(?=[.;]*$|[.;] | && |\))")
+COMMAND = re.compile(r"lakemq --path .*?(?=`|[.;]*$|[.;] | && |\))")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from unit.projected import project_tables, run_sql
 
 from lakemq.engine.client.arguments import format_time
 from lakemq.engine.client.groups.groups import Groups
-from lakemq.engine.client.groups.stalls import MemberNotes
+from lakemq.engine.client.groups.stalls import MemberNotes, find_open_transactions
 from lakemq.engine.client.operator_tools import Observation
 from lakemq.engine.protocol.codec.beat import OverdueMember
 from lakemq.engine.protocol.values.groups import JoinGroup
@@ -174,6 +174,13 @@ def test_member_that_is_to_give_up_partitions_is_named(protocol: str, advice: st
     assert groups.describe("g").waits_for == [str(stall)]
     assert not stall.is_overdue(stall.since_ms + 10_000_000), "it ends by itself"
     assert count_waits(story, groups) == {("g", "handover"): 1}
+
+
+def test_advice_quotes_a_transactional_id_that_a_shell_would_split() -> None:
+    story = play({"create": {"t": 1}}, {"who": "A", "init": "etl `job`"}, {"who": "A", "publish": {"t-0": 1}})
+    state = story.mq.state
+    (stall,) = find_open_transactions(state, [(state.topic_ids["t"], 0)], 11_000)
+    assert "`lakemq transactions abort 'etl `job`'`" in stall.advice
 
 
 def test_open_transaction_is_named_when_the_group_has_read_up_to_it() -> None:

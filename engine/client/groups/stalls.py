@@ -1,5 +1,6 @@
 """Find what holds up a group: its members, open transactions, and in queue groups undelivered messages."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -186,8 +187,8 @@ def _find_silent(state: State, group: Group, member: GroupMember, unfinished: li
                 f" {format_time(since_ms)}: it has {count} of it, the first is offset"
                 f" {partition.deliveries.first_held}."
             )
-            remove = f"lakemq groups remove-members {group.group} --member {member.member_id}"
-            advice = f"Acknowledge them or give them back, or restart its process, or remove the member: `{remove}`."
+            remove = _command_removal(group, member)
+            advice = f"Acknowledge them or give them back, or restart its process, or remove the member: {remove}."
             yield _build_stall("silent", member, partition, sentence, advice)
 
 
@@ -362,7 +363,7 @@ def _find_missing_topics(state: State, group: Group, deletions: Mapping[str, str
             f"Topic {topic}, to which member {_describe_member(members[0])}{more} subscribe{'' if more else 's'}, does"
             f" not exist. {deletions.get(topic, '')}"
         ).rstrip()
-        advice = f"Create it, or start the members without it: `lakemq topics create {topic}`."
+        advice = f"Create it, or start the members without it: `lakemq topics create {shlex.quote(topic)}`."
         yield Stall(
             "missing topic", members[0].member_id, topic, None, None, trouble, advice, members[0].joined_at_ms, 0
         )
@@ -426,8 +427,11 @@ def _shorten_list(names: list[str]) -> str:
 
 
 def _advise_removal(group: Group, member: GroupMember) -> str:
-    command = f"lakemq groups remove-members {group.group} --member {member.member_id}"
-    return f"Restart it, or give its partitions to others now: `{command}`."
+    return f"Restart it, or give its partitions to others now: {_command_removal(group, member)}."
+
+
+def _command_removal(group: Group, member: GroupMember) -> str:
+    return f"`lakemq groups remove-members {shlex.quote(group.group)} --member {shlex.quote(member.member_id)}`"
 
 
 def find_open_transactions(state: State, partitions: Iterable[TopicIdPartition], now_ms: int) -> Iterator[Stall]:
@@ -463,7 +467,7 @@ def _describe_transaction(
         f" {(now_ms - began_ms) // 1000} s, since {format_time(began_ms)} (transaction_timeout_ms is"
         f" {transaction.timeout_ms})."
     )
-    advice = f"Restart its program, or abort it: `lakemq transactions abort {name}`."
+    advice = f"Restart its program, or abort it: `lakemq transactions abort {shlex.quote(name)}`."
     topic = state.topics[held_back[0][0]]
     return Stall(
         "open transaction",
