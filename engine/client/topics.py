@@ -18,6 +18,7 @@ from ..protocol.errors import (
 from ..protocol.parameters import SCHEMA, TOPIC, SchemaVersion
 from ..protocol.values.state import State
 from ..protocol.values.topics import (
+    MAX_PARTITIONS,
     AlterTopic,
     CreateTopic,
     DeleteRecords,
@@ -31,7 +32,7 @@ from .requests.requester import Requester
 from .schemas.compatibility import check_changed_schema, check_new_schema
 from .schemas.topic_schema import TopicSchema, open_topic_schema
 
-__all__ = ["TopicDescription", "Topics", "parse_config"]
+__all__ = ["MAX_PARTITIONS", "TopicDescription", "Topics", "parse_config"]
 
 T = TypeVar("T")
 

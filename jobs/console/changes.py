@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from lakemq.engine.client.topics import MAX_PARTITIONS
 from lakemq.engine.namespace.config import MEANINGS
 from lakemq.jobs.commands.shared.times import parse_position
 from lakemq.jobs.console.console import Console
@@ -260,12 +261,15 @@ def _preview_deletion(console: Console, inputs: Inputs) -> list[Part]:
 
 
 def _preview_creation(console: Console, inputs: Inputs) -> list[Part]:
-    about = f"The topic {read_text(inputs, 'topic')} with {_read_partitions(inputs):,} partitions will be created."
+    topic, partitions = read_text(inputs, "topic"), _read_partitions(inputs)
+    with console.observer.look() as observation:
+        observation.state.check_new_topic(topic)
+    about = f"The topic {topic} with {partitions:,} partitions will be created."
     return [Notice(f"{about} Its settings are the defaults.")]
 
 
 def _read_partitions(inputs: Inputs) -> int:
-    return read_number(inputs, "partitions", 1, low=1, high=2**31 - 1)
+    return read_number(inputs, "partitions", 1, low=1, high=MAX_PARTITIONS)
 
 
 def _preview_partitions(console: Console, inputs: Inputs) -> list[Part]:
@@ -278,41 +282,53 @@ def _preview_partitions(console: Console, inputs: Inputs) -> list[Part]:
 
 def _preview_publish(console: Console, inputs: Inputs) -> list[Part]:
     topic = console.mq.topics.describe(read_text(inputs, "topic"))
-    _read_headers(inputs)
-    value = read_text(inputs, "text", "")
-    about = f"A message of {len(value.encode()):,} bytes will be published to {topic.topic}."
-    return [Notice(about), TextBlock("Value", escape_invisible(value))]
+    row = _read_message(inputs)
+    headers = "\n".join(f"{header['key']}={header['value'].decode()}" for header in row["headers"])
+    texts = {"Key": row.get("key"), "Headers": headers.encode() or None, "Value": row["value"]}
+    about = f"A message with a value of {len(row['value']):,} bytes will be published to {topic.topic}."
+    return [
+        Notice(about),
+        *(TextBlock(name, "none" if text is None else escape_invisible(text.decode())) for name, text in texts.items()),
+    ]
 
 
-def _read_headers(inputs: Inputs) -> list[dict[str, Any]]:
+def _read_message(inputs: Inputs) -> dict[str, Any]:
+    """Return the row to publish. Browsers send each line end as CRLF; the message has LF."""
+    key, value = _read_key(inputs), read_text(inputs, "text", "").replace("\r\n", "\n")
     lines = read_text(inputs, "headers", "").splitlines()
     if bad := [line for line in lines if "=" not in line]:
         raise BadInput(f"The input headers has the line {bad[0]!r}. Expected name=value in each line.")
     pairs = (line.split("=", 1) for line in lines)
-    return [{"key": name, "value": value.encode()} for name, value in pairs]
+    headers = [{"key": name, "value": text.encode()} for name, text in pairs]
+    return {"value": value.encode(), "headers": headers, **({"key": key.encode()} if key else {})}
 
 
 def _publish(console: Console, inputs: Inputs) -> None:
-    row = {"value": read_text(inputs, "text", "").replace("\r\n", "\n").encode(), "headers": _read_headers(inputs)}
-    if key := _read_key(inputs):
-        row["key"] = key.encode()
-    console.mq.publish(read_text(inputs, "topic"), pa.Table.from_pylist([row]), on_error="fail")
+    rows = pa.Table.from_pylist([_read_message(inputs)])
+    console.mq.publish(read_text(inputs, "topic"), rows, on_error="fail")
 
 
 def _read_before(inputs: Inputs) -> dict[int, int]:
     text = read_text(inputs, "before")
     if not re.fullmatch(r"\d{1,9}=\d{1,18}( +\d{1,9}=\d{1,18})*", text, re.ASCII):
         raise BadInput(f"The input before is {text!r}. Expected PARTITION=OFFSET, more of them after spaces.")
-    return {int(partition): int(offset) for partition, offset in (pair.split("=") for pair in text.split())}
+    pairs = [(int(partition), int(offset)) for partition, offset in (pair.split("=") for pair in text.split())]
+    if len(dict(pairs)) < len(pairs):
+        raise BadInput(f"The input before is {text!r}. Expected each partition once.")
+    return dict(pairs)
 
 
 def _preview_record_deletion(console: Console, inputs: Inputs) -> list[Part]:
     topic, before = console.mq.topics.describe(read_text(inputs, "topic")), _read_before(inputs)
     if unknown := [partition for partition in before if partition >= len(topic.end_offsets)]:
         raise BadInput(f"The topic {topic.topic} has no partition {unknown[0]}.")
-    count = sum(max(0, offset - topic.beginning_offsets[partition]) for partition, offset in before.items())
+    rows = [(part, topic.beginning_offsets[part], before[part], topic.end_offsets[part]) for part in sorted(before)]
+    if beyond := [row for row in rows if row[2] > row[3]]:
+        raise BadInput(f"{topic.topic}-{beyond[0][0]} ends at offset {beyond[0][3]}. Expected no offset beyond that.")
+    count = sum(max(0, offset - start) for _, start, offset, _ in rows)
     about = f"{count:,} offsets of {topic.topic}{name_readers(console.mq, topic.topic)} will be deleted."
-    return [Notice(f"{about} This cannot be undone.", "bad")]
+    table = Table("Offsets", ("partition", "start", "before", "end"), rows)
+    return [Notice(f"{about} This cannot be undone.", "bad"), table]
 
 
 def _preview_group(console: Console, inputs: Inputs) -> list[Part]:
@@ -461,8 +477,8 @@ def offer_change(name: str, settings: Iterable[str] = (), **given: str) -> Form:
 
 # Advice names commands. Those that a change of the console can do become links to its confirmation.
 #
-# A command stands between backticks, with names quoted as for a shell: a backtick within quotes ends no command. After a
-# command without an end, nothing is read. So a name, which may be any text, cannot make a link.
+# A command stands between backticks, with names quoted as for a shell: a backtick within quotes ends no command. After
+# a command without an end, nothing is read. So a name, which may be any text, cannot make a link.
 
 
 _COMMAND = re.compile(r"""`lakemq ((?:[^`'"\\]|'[^']*'|"[^"\\]*")*)`|`lakemq .*""", re.DOTALL)

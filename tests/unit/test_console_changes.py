@@ -145,11 +145,19 @@ def test_a_topic_is_created_filled_widened_and_emptied(busy: BusyNamespace, brow
     (message,) = busy.mq.fetch("made")
     assert (message.key, message.value) == (b"k", publish["text"].encode())
     assert [*map(tuple, message.headers or ())] == [("a", b"b"), ("c", b"d=e")]
+    page = browser.get("/change/publish", topic="made", headers="a=b\r\nc=d", text="1\r\n2")
+    assert notices(page) == ["A message with a value of 3 bytes will be published to made."]
+    assert re.findall(r"<h2>(\w+)</h2><pre[^>]*>(.*?)</pre>", page, re.DOTALL) == [
+        *(("Key", "none"), ("Headers", "a=b\nc=d"), ("Value", "1\n2"))
+    ]
+    browser.submit(page, "/change/publish")
+    assert [(message.key, message.value) for message in busy.mq.fetch("made")][1:] == [(None, b"1\n2")]
     assert "Keys may go to other partitions" in browser.get("/change/add-partitions", topic="made", partitions="3")
     browser.confirm("add-partitions", topic="made", partitions="3")
     assert busy.mq.topics.describe("made").partitions == 3
     page = browser.get("/change/delete-records", topic="made", before="0=1 1=0")
     assert notices(page) == ["1 offsets of made will be deleted. This cannot be undone."]
+    assert table_rows(page, "Offsets") == [["0", "0", "1", "2"], ["1", "0", "0", "0"]]
     browser.submit(page, "/change/delete-records")
     assert busy.mq.topics.describe("made").beginning_offsets == [1, 0, 0]
     busy.mq.topics.delete("made")
@@ -337,6 +345,12 @@ def test_bad_inputs_of_changes_are_refused(browser: Browser) -> None:
         ("cancel-delayed", {}, "Give a receipt, or a topic"),
         ("create-topic", {"topic": ORDERS, "partitions": "0"}, "whole number from 1"),
         ("add-partitions", {"topic": ORDERS, "partitions": "2"}, "Expected a larger number"),
+        ("create-topic", {"topic": ORDERS}, "TOPIC_ALREADY_EXISTS"),
+        ("create-topic", {"topic": "a b"}, "This is not a topic name"),
+        ("create-topic", {"topic": "new", "partitions": "100001"}, "from 1 to 100000"),
+        ("add-partitions", {"topic": ORDERS, "partitions": "100001"}, "from 1 to 100000"),
+        ("delete-records", {"topic": ORDERS, "before": "0=1 0=2"}, "each partition once"),
+        ("delete-records", {"topic": ORDERS, "before": "0=999"}, "ends at offset"),
         ("publish", {"topic": ORDERS, "headers": "a"}, "name=value"),
         ("delete-records", {"topic": ORDERS, "before": "all"}, "PARTITION=OFFSET"),
         ("delete-records", {"topic": ORDERS, "before": "7=1"}, "no partition 7"),

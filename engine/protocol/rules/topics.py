@@ -8,12 +8,10 @@ import numpy as np
 from ..errors import (
     InvalidConfig,
     InvalidPartitions,
-    InvalidTopic,
     OffsetOutOfRange,
     StaleTopicMetadata,
-    TopicAlreadyExists,
 )
-from ..names import check_subscription, check_topic_name, unify_collision_chars
+from ..names import check_subscription
 from ..parameters import MAX_SCHEMAS, SCHEMA, SCHEMA_TYPE, TOPIC, Value, append_schema, last_version, with_defaults
 from ..values.assignments import TopicIdPartition
 from ..values.base import Done
@@ -120,15 +118,7 @@ def decide_create(state: State, request: CreateTopic, inputs: DecisionInputs) ->
 
     Raises InvalidTopic, TopicAlreadyExists, InvalidPartitions, InvalidConfig.
     """
-    check_topic_name(request.topic)
-    if request.topic in state.topic_ids:
-        raise TopicAlreadyExists(found=request.topic)
-    if clash := state.unified_names.get(unify_collision_chars(request.topic)):
-        raise InvalidTopic(
-            "The name differs from that of another topic only in '.' and '_'.",
-            found=request.topic,
-            expected=f"not to clash with {clash!r}",
-        )
+    state.check_new_topic(request.topic)
     _check_partition_count(request.partitions)
     config = _normalize_config({**_filter_defaults(request.topic, inputs.limits.topic_defaults), **request.config})
     _check_dead_letter_topic(state, request.topic, config)

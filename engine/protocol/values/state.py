@@ -10,9 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
-from ..errors import InvalidRequest, OffsetMetadataTooLarge, OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition
+from ..errors import (
+    InvalidRequest,
+    InvalidTopic,
+    OffsetMetadataTooLarge,
+    OffsetOutOfRange,
+    TopicAlreadyExists,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
 from ..hashing import SHARDS, shard
-from ..names import shorten, unify_collision_chars
+from ..names import check_topic_name, shorten, unify_collision_chars
 from .assignments import Assignment, Group, TopicIdPartition
 from .clients import Client
 from .dead_letters import REDRIVE
@@ -165,6 +173,18 @@ class State:
                 found=shorten(name),
             )
         return self.topics[topic_id]
+
+    def check_new_topic(self, name: str) -> None:
+        """Raise InvalidTopic or TopicAlreadyExists unless a topic of this name can be created."""
+        check_topic_name(name)
+        if name in self.topic_ids:
+            raise TopicAlreadyExists(found=name)
+        if clash := self.unified_names.get(unify_collision_chars(name)):
+            raise InvalidTopic(
+                "The name differs from that of another topic only in '.' and '_'.",
+                found=name,
+                expected=f"not to clash with {clash!r}",
+            )
 
     def add_topic(self, topic: Topic) -> None:
         """Add a new topic."""
