@@ -235,6 +235,25 @@ def test_a_tail_passes_over_what_it_cannot_read_in_time(
     assert notices(page)[0].startswith(f"{sum(ends.values()) - 10} messages or offsets were passed over")
 
 
+def test_a_tail_that_has_no_time_shows_the_newest_of_each_partition(
+    busy: BusyNamespace, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy.mq.topics.create("busy", 3)
+    partitions = [partition for partition in range(3) for _ in range(500)]
+    busy.mq.publish("busy", pa.table({"value": ["x" * 20_000] * 1_500, "partition": partitions}))
+    ends = busy.mq.end_offsets("busy")
+    monkeypatch.setattr(messages, "TAIL_S", 0.0)
+    page = browser.get("/tail", topic="busy", after="0-0.1-0.2-0", limit=60)
+    assert {(row[0], row[1]) for row in table_rows(page, "Messages")} == {
+        (str(partition), str(end - back)) for partition, end in ends.items() for back in range(1, 21)
+    }
+    assert notices(page)[0].startswith(f"{sum(ends.values()) - 60:,} messages or offsets were passed over")
+    monkeypatch.setattr(messages, "TAIL_S", float("inf"))
+    page = browser.get("/tail", topic="busy", after="0-0.1-0.2-0", text="y")
+    assert (table_rows(page, "Messages"), notices(page)) == ([], []), "all were read"
+    busy.mq.topics.delete("busy")
+
+
 def test_a_dead_letter_and_its_original_lead_to_each_other(busy: BusyNamespace, browser: Browser) -> None:
     (letter,) = busy.mq.dead_letters.all(f"{ORDERS}.dlq").to_pylist()
     place = {

@@ -283,32 +283,36 @@ def _read_newest(
 ) -> tuple[_FoundMessages, int]:
     """Return the newest messages since some offsets, and how many offsets or messages were passed over.
 
-    share: the most offsets that are read of a partition.
+    share: the most offsets that are read of a partition. It reads from the ends back, in ranges that double, and begins
+    none after the deadline. So what it passes over is the oldest of each partition.
     """
     first = console.mq.beginning_offsets(search.topic)
     positions = {partition: _clamp(since[partition], first[partition], end) for partition, end in ends.items()}
-    starts = {partition: max(offset, ends[partition] - share) for partition, offset in positions.items()}
-    fetched = console.mq.fetch(
-        search.topic,
-        isolation=search.isolation,
-        start=starts,
-        end=dict(ends),
-        partitions=list(ends),
-        include_expired=True,
-    )
-    deadline_s, scanned, matches = time.monotonic() + TAIL_S, 0, 0
+    lowest = {partition: max(offset, ends[partition] - share) for partition, offset in positions.items()}
+    unread, reach = dict(ends), max(1, search.limit // len(ends))
+    deadline_s, matches = time.monotonic() + TAIL_S, 0
     newest: pa.Table | None = None
-    for piece in fetched.pieces(target_bytes=4 << 20):
-        scanned += piece.num_rows
-        selected = _select(piece, search)
-        matches += selected.num_rows
-        both = selected if newest is None else pa.concat_tables([newest, selected])
-        newest = both.sort_by([("timestamp", "descending"), ("offset", "descending")]).slice(0, search.limit)
-        if time.monotonic() > deadline_s:
+    while unread != lowest:
+        starts = {partition: max(lowest[partition], end - reach) for partition, end in unread.items()}
+        fetched = console.mq.fetch(
+            search.topic,
+            isolation=search.isolation,
+            start=starts,
+            end=unread,
+            partitions=list(ends),
+            include_expired=True,
+        )
+        for piece in fetched.pieces(target_bytes=4 << 20):
+            selected = _select(piece, search)
+            matches += selected.num_rows
+            both = selected if newest is None else pa.concat_tables([newest, selected])
+            newest = both.sort_by([("timestamp", "descending"), ("offset", "descending")]).slice(0, search.limit)
+        unread, reach = starts, 2 * reach
+        if time.monotonic() >= deadline_s:
             break
-    passed = sum(starts.values()) - sum(positions.values()) + fetched.plan.record_count - scanned
     rows = [] if newest is None else _to_rows([newest])
-    return _FoundMessages(rows, scanned, True), passed + matches - len(rows)
+    passed = sum(unread.values()) - sum(positions.values()) + matches - len(rows)
+    return _FoundMessages(rows, matches, True), passed
 
 
 def read_message(console: Console, inputs: Mapping[str, Any]) -> Page:
