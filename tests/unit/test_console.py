@@ -205,6 +205,7 @@ def test_a_tail_shows_what_came_since_its_address_newest_first_also_at_another_c
     title = "Messages"
     busy.mq.topics.create("tailed", 2)
     first = browser.get("/tail", topic="tailed")
+    assert notices(browser.get("/tail", topic=ORDERS, limit=1)) == [], "nothing was passed over before the first look"
     busy.mq.publish("tailed", pa.table({"key": ["a", "b"], "value": ["1", "2"]}))
     second = browser.get(follow(first))
     assert sorted(row[4] for row in table_rows(second, title)) == ["1", "2"]

@@ -259,7 +259,7 @@ def read_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
     position = ".".join(f"{partition}-{end}" for partition, end in ends.items())
     newer = Actions([Link("Newer", make_link("/tail", **search.inputs, after=position))])
     parts: list[Part] = [_make_form(search, "/tail"), newer]
-    if passed:
+    if passed and inputs.get("after"):
         text = f"{passed:,} messages or offsets were passed over: more came than a page reads in time. Use a filter,"
         parts.append(Notice(f"{text} or read them under Messages."))
     topic = Link(search.topic, make_link("/topic", name=search.topic))
