@@ -362,14 +362,12 @@ def _link_causes(console: Console, row: Mapping[str, Any], segment: Mapping[str,
     """Return links to where the message comes from, and to what became of it."""
     topic, links = row["topic"], []
     if segment["dead_letter"] is not None:
-        cause = {
-            header["key"]: header["value"].decode() for header in row["headers"] if header["key"].startswith(_DEAD)
-        }
-        source = {name: cause[f"{_DEAD}{name}"] for name in ("topic", "partition", "offset")}
+        headers = {header["key"]: header["value"] for header in row["headers"]}  # those of the cause come last
+        source = {name: headers[f"{_DEAD}{name}"].decode() for name in ("topic", "partition", "offset")}
         text = "Original: {topic}-{partition}, offset {offset}".format(**source)
         links += [
             Link(text, make_link("/message", **source)),
-            Link("Group", make_link("/group", name=cause[f"{_DEAD}group"])),
+            Link("Group", make_link("/group", name=headers[f"{_DEAD}group"].decode())),
         ]
     names = {summary.topic: summary.settings["dead.letter.topic"] for summary in console.mq.topics.list()}
     dead = names.get(topic) or f"{topic}.dlq"
