@@ -136,12 +136,55 @@ def test_a_visitor_follows_a_topic_stops_and_continues(busy: BusyNamespace, visi
     assert tab.evaluate(count) == 200, "the page keeps the newest"
     tab.evaluate(f"{button}.click()")
     assert tab.evaluate(f"{button}.textContent") == "Continue"
+    position = tab.evaluate(_READ_POSITION)
     busy.mq.publish("followed", pa.table({"value": ["after the stop"]}))
+    look_now(tab)
+    assert tab.evaluate(_READ_POSITION) == position, "no look while it is stopped"
     tab.evaluate(f"{button}.click()")
     wait_until(lambda: "after the stop" in tab.evaluate(shown), "the messages since", 60)
     busy.mq.topics.delete("followed")
-    wait_until(lambda: "Stopped: UNKNOWN_TOPIC" in tab.evaluate(shown), "the reason for the end", 60)
+    wait_until(lambda: "Stopped: 404 UNKNOWN_TOPIC" in tab.evaluate(shown), "the reason for the end", 60)
     assert any("404" in message for message in tab.read_console())
+
+
+def look_now(tab: Tab) -> None:
+    """Let a tail do what it does each second, and wait until that is done."""
+    wait_until(lambda: not tab.evaluate("isLooking"), "the end of the look", 60)
+    tab.evaluate("(nextLookMs = 0, tick())")
+
+
+def test_a_tail_looks_again_after_a_failure_and_says_why_it_stops(
+    busy: BusyNamespace, visitor: Browser, tab: Tab
+) -> None:
+    state, repair = "document.querySelector('[role=status]').textContent", "(window.fetch = realFetch, 0)"
+    busy.mq.topics.create("shaky", 1)
+    busy.mq.publish("shaky", pa.table({"value": ["after the failure"]}))
+    for failure, reason in (
+        ("Promise.reject(new TypeError('no network'))", "no network"),
+        ("Promise.resolve(new Response('It starts.', { status: 503 }))", "503 It starts."),
+    ):
+        tab.open(f"{visitor.address}/tail?topic=shaky&after=0-0")
+        tab.evaluate("(window.realFetch = window.fetch, 0)")
+        tab.evaluate(f"(window.fetch = () => {failure}, 0)")
+        wait_until(lambda: "Looks again" in tab.evaluate(state), "a failure", 60)
+        assert tab.evaluate(state).endswith(f" of 10): {reason}")
+        tab.evaluate(repair)
+        wait_until(lambda: tab.evaluate(state).startswith("Follows the topic."), "a look after it", 60)
+        assert tab.evaluate("document.querySelectorAll('main table tbody tr').length") == 1
+    tab.evaluate(f"(window.fetch = () => {failure}, 0)")
+    wait_until(lambda: (look_now(tab), not tab.evaluate("isRunning"))[1], "the last failure", 60)
+    assert tab.evaluate(state) == "Stopped: 503 It starts."
+    tab.evaluate("(window.fetch = async () => new Response('It needs its token.', { status: 401 }), 0)")
+    tab.evaluate("document.querySelector('.actions button').click()")
+    look_now(tab)
+    wait_until(lambda: not tab.evaluate("isRunning"), "the refusal", 60)
+    assert tab.evaluate(state) == "Stopped: 401 It needs its token."
+    tab.evaluate(repair)
+    tab.evaluate("document.querySelector('.actions button').click()")
+    wait_until(lambda: tab.evaluate(state).startswith("Follows the topic. The newest"), "a look after it", 60)
+    busy.mq.topics.delete("shaky")
+    tab.open(f"{visitor.address}/")
+    tab.read_console()
 
 
 def test_a_visitor_runs_sql(visitor: Browser, tab: Tab) -> None:
