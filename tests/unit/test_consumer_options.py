@@ -75,7 +75,7 @@ READERS = pytest.mark.parametrize("protocol", [None, "queue", "cooperative", CLA
 
 @pytest.mark.slow
 @READERS
-def test_new_group_logs_how_many_offsets_itname_what_to_read(
+def test_new_group_logs_how_many_offsets_it_reads(
     mq: Connection, protocol: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, group = new_topic(mq, 2), new_group(mq, protocol)
