@@ -195,6 +195,12 @@ def test_messages_are_found_by_header_and_by_a_text_in_the_value(busy: BusyNames
         assert len(table_rows(browser.get("/messages", topic=dead, header=header), "Messages")) == count, header
 
 
+def write_position(busy: BusyNamespace, topic: str, *offsets: int) -> str:
+    """Return what the address of a tail says that has read so far."""
+    pairs = (f"{partition}-{offset}" for partition, offset in enumerate(offsets))
+    return ".".join([str(busy.mq.topics.describe(topic).topic_id), *pairs])
+
+
 def follow(page: str) -> str:
     """Return the address that the link of a tail leads to."""
     (link,) = re.findall(r'href="(/tail[?][^"]*)"', page)
@@ -216,21 +222,29 @@ def test_a_tail_shows_what_came_since_its_address_newest_first_also_at_another_c
     with open_browser(busy.mq) as other:
         page = other.get(follow(second))
     assert sorted(row[4] for row in table_rows(page, title)) == ["3", "4"]
-    only = browser.get("/tail", topic="tailed", text="4", after="0-0.1-0")
+    beginning = write_position(busy, "tailed", 0, 0)
+    only = browser.get("/tail", topic="tailed", text="4", after=beginning)
     assert [row[4] for row in table_rows(only, title)] == ["4"]
-    newest = browser.get("/tail", topic="tailed", limit=1, after="0-0.1-0")
+    newest = browser.get("/tail", topic="tailed", limit=1, after=beginning)
     assert len(table_rows(newest, title)) == 1
     assert notices(newest)[0].startswith("3 messages or offsets were passed over")
-    assert table_rows(browser.get("/tail", topic="tailed", after="0-99.1-99"), title) == [], "offsets of a longer log"
+    beyond = browser.get("/tail", topic="tailed", after=write_position(busy, "tailed", 99, 99))
+    assert table_rows(beyond, title) == [], "offsets of a longer log"
     busy.mq.topics.delete("tailed")
-    assert notices(browser.get(follow(second), 404))
+    assert notices(browser.get(follow(page), 404))
+    busy.mq.topics.create("tailed", 2)
+    busy.mq.publish("tailed", pa.table({"value": list("567890"), "partition": [0, 1] * 3}))
+    assert len(table_rows(browser.get(follow(page)), title)) == 6, (
+        "a topic that was created again is read from its start"
+    )
+    busy.mq.topics.delete("tailed")
 
 
 def test_a_tail_passes_over_what_it_cannot_read_in_time(
     busy: BusyNamespace, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "TAIL_ROWS", 10)
-    page = browser.get("/tail", topic=ORDERS, after="0-0.1-0", limit=200)
+    page = browser.get("/tail", topic=ORDERS, after=write_position(busy, ORDERS, 0, 0), limit=200)
     ends = busy.mq.end_offsets(ORDERS)
     assert {(row[0], row[1]) for row in table_rows(page, "Messages")} == {
         (str(partition), str(end - back)) for partition, end in ends.items() for back in range(1, 6)
@@ -244,15 +258,15 @@ def test_a_tail_that_has_no_time_shows_the_newest_of_each_partition(
     busy.mq.topics.create("busy", 3)
     partitions = [partition for partition in range(3) for _ in range(500)]
     busy.mq.publish("busy", pa.table({"value": ["x" * 20_000] * 1_500, "partition": partitions}))
-    ends = busy.mq.end_offsets("busy")
+    ends, beginning = busy.mq.end_offsets("busy"), write_position(busy, "busy", 0, 0, 0)
     monkeypatch.setattr(messages, "TAIL_S", 0.0)
-    page = browser.get("/tail", topic="busy", after="0-0.1-0.2-0", limit=60)
+    page = browser.get("/tail", topic="busy", after=beginning, limit=60)
     assert {(row[0], row[1]) for row in table_rows(page, "Messages")} == {
         (str(partition), str(end - back)) for partition, end in ends.items() for back in range(1, 21)
     }
     assert notices(page)[0].startswith(f"{sum(ends.values()) - 60:,} messages or offsets were passed over")
     monkeypatch.setattr(messages, "TAIL_S", float("inf"))
-    page = browser.get("/tail", topic="busy", after="0-0.1-0.2-0", text="y")
+    page = browser.get("/tail", topic="busy", after=beginning, text="y")
     assert (table_rows(page, "Messages"), notices(page)) == ([], []), "all were read"
     busy.mq.topics.delete("busy")
 
@@ -410,7 +424,7 @@ def test_inputs_are_bounded(browser: Browser) -> None:
         ("/messages", {"topic": ORDERS, "as": "html"}),
         ("/messages", {"topic": ORDERS, "isolation": "none"}),
         ("/messages", {}),
-        ("/tail", {"topic": ORDERS, "after": "0-x"}),
+        ("/tail", {"topic": ORDERS, "after": "0.0-x"}),
         ("/message", {"topic": ORDERS, "partition": 0, "offset": 10_000}),
         ("/topic", {"name": "x" * 300}),
         ("/group", {"name": WORKERS, "minutes": 0}),

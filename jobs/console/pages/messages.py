@@ -247,16 +247,19 @@ def read_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
     It never falls behind: if more came than it reads in time, it passes over the rest and says so.
     """
     search = _read_search(inputs)
+    topic_id = console.mq.state().topic(search.topic).topic_id  # before the ends: the next look sees if it is replaced
     ends = _find_ends(console, search)
     if len(ends) > MOST_TAILED:
         raise BadInput(f"{search.topic} has {len(ends)} partitions. Choose one: a tail follows up to {MOST_TAILED}.")
     share = TAIL_ROWS // len(ends)
     if inputs.get("after"):
-        since = {**console.mq.beginning_offsets(search.topic), **_read_offsets(inputs)}
+        seen_id, offsets = _read_offsets(inputs)
+        # a topic that was created again is read from its beginning
+        since = {**console.mq.beginning_offsets(search.topic), **(offsets if seen_id == topic_id else {})}
     else:
         since = find_last_offsets(console.mq, search.topic, search.isolation, ends, min(share, search.limit))
     result, passed = _read_newest(console, search, since, ends, share)
-    position = ".".join(f"{partition}-{end}" for partition, end in ends.items())
+    position = ".".join([str(topic_id), *(f"{partition}-{end}" for partition, end in ends.items())])
     newer = Actions([Link("Newer", make_link("/tail", **search.inputs, after=position))])
     parts: list[Part] = [_make_form(search, "/tail"), newer]
     if passed and inputs.get("after"):
@@ -268,14 +271,15 @@ def read_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
     return Page(f"Tail of {search.topic}", [*parts, _list_messages(search, result)], trail, follows=True)
 
 
-def _read_offsets(inputs: Mapping[str, Any]) -> dict[int, int]:
-    """Return partition -> offset, as the link of a tail has them. Raises BadInput."""
+def _read_offsets(inputs: Mapping[str, Any]) -> tuple[int, dict[int, int]]:
+    """Return the id of the topic and partition -> offset, as the link of a tail has them. Raises BadInput."""
     text = read_text(inputs, "after")
-    if not re.fullmatch(r"\d{1,9}-\d{1,18}(\.\d{1,9}-\d{1,18})*", text, re.ASCII):
+    if not re.fullmatch(r"\d{1,18}(\.\d{1,9}-\d{1,18})+", text, re.ASCII):
         raise BadInput(
-            "The input after has no offsets. Expected PARTITION-OFFSET.PARTITION-OFFSET..., as the link has it."
+            "The input after has no offsets. Expected TOPIC_ID.PARTITION-OFFSET.PARTITION-OFFSET..., as the link has it."
         )
-    return {int(partition): int(offset) for partition, offset in (pair.split("-") for pair in text.split("."))}
+    topic_id, *pairs = text.split(".")
+    return int(topic_id), {int(partition): int(offset) for partition, offset in (pair.split("-") for pair in pairs)}
 
 
 def _read_newest(
