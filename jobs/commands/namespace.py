@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -310,14 +311,26 @@ def console(
 
     Needs the extra `console`, and for SQL and charts the extra `sql`.
     """
+    from lakemq.errors import InvalidConfig
     from lakemq.jobs.console.console import make_settings
     from lakemq.jobs.process.streams import log_to_stderr
     from lakemq.jobs.serve import catch_stop_signals
 
     session = get_session(ctx)
     settings = make_settings(host, port, token_file, allow_changes)
+    places = {
+        path.rstrip("/") if "://" in path else os.path.realpath(path): path
+        for path in [session.path, *(paths or ())]
+        if path
+    }
+    if port and port + len(places) - 1 > HIGHEST_PORT:
+        raise InvalidConfig(
+            "The consoles of these namespaces need a port each.",
+            found=f"--port {port} with {len(places)} namespaces",
+            expected=f"at most --port {HIGHEST_PORT + 1 - len(places)}",
+        )
     with ExitStack() as stack:
-        sessions = [replace(session, path=path) for path in dict.fromkeys([session.path, *(paths or ())]) if path]
+        sessions = [replace(session, path=path) for path in places.values()]
         connections = [stack.enter_context(of_path.connect()) for of_path in sessions or [session]]
         stack.enter_context(log_to_stderr(logging.INFO))
         stop = stack.enter_context(catch_stop_signals())

@@ -104,8 +104,8 @@ POSTED_PAGES: dict[str, PageReader] = {
 
 REFRESH_S = (5, 15, 60)
 _REFRESH_COOKIE = "lakemq_refresh"
-_NEVER_REFRESHED = ("/sql", "/tail", guard.LOGIN)
-"""Pages that a visitor types into, or that follow a topic."""
+_NEVER_REFRESHED = ("/sql", "/tail", guard.LOGIN, "/change/")
+"""Beginnings of the addresses of pages that a visitor types into, or that follow a topic."""
 _NOT_FOUND = (UnknownTopicOrPartition, GroupIdNotFound, TransactionalIdNotFound)
 
 
@@ -122,6 +122,7 @@ class WebApplication:
             *(Route(path, self._show(page)) for path, page in PAGES.items()),
             *(Route(path, self._show_form_answer(page), methods=["POST"]) for path, page in POSTED_PAGES.items()),
             Route("/change/{name}", self._confirm_change),
+            Route("/preview/{name}", self._confirm_form, methods=["POST"]),
             Route("/change/{name}", self._apply_change, methods=["POST"]),
             Route("/metrics", make_endpoint(self._registry)),
             Route(guard.LOGIN, self._show_login),
@@ -167,14 +168,17 @@ class WebApplication:
     def _render(self, request: Request, page: Page, status: int = 200) -> Response:
         refresh_s, own, ports = _find_refresh_s(request), self._console.mq.namespace.path, self._console.settings.ports
         done = CHANGES.get(request.query_params.get("done", ""))
+        is_open = request.url.path == guard.LOGIN  # to everybody: it tells nothing of the namespace
         html = self._templates.get_template("page.html").render(
             page=page,
             menu=MENU,
             path=request.url.path,
-            silence="" if request.url.path == guard.LOGIN else self._console.describe_silence(),
-            namespace=own,
+            silence="" if is_open else self._console.describe_silence(),
+            namespace="" if is_open else own,
             others=[
-                Link(path, str(request.base_url.replace(port=port))) for path, port in ports.items() if path != own
+                Link(path, str(request.base_url.replace(port=port)))
+                for path, port in ports.items()
+                if path != own and not is_open
             ],
             allow_changes=self._console.settings.allow_changes,
             refresh=refresh_s,
@@ -204,19 +208,23 @@ class WebApplication:
         return change
 
     def _confirm_change(self, request: Request) -> Response:
-        change = self._find_change(request)
+        return self._confirm(request, request.query_params)
+
+    async def _confirm_form(self, request: Request) -> Response:
+        return await run_in_threadpool(self._confirm, request, await _read_form(request))
+
+    def _confirm(self, request: Request, form: Inputs) -> Response:
+        change, name = self._find_change(request), request.path_params["name"]
 
         def read() -> Page:
-            inputs = _pick_inputs(change, request.query_params)
+            inputs = _pick_inputs(change, form)
             self._console.check_leader()
-            fields = [Field(name, name, value, is_hidden=True) for name, value in inputs.items()]
+            fields = [Field(field, field, value, is_hidden=True) for field, value in inputs.items()]
             parts = change.preview(self._console, inputs)
-            loses = request.path_params["name"] in DESTROYING or any(
-                isinstance(part, Notice) and part.level == "bad" for part in parts
-            )
+            loses = name in DESTROYING or any(isinstance(part, Notice) and part.level == "bad" for part in parts)
             button = f"{change.title} now"
-            form = Form("Confirm", request.url.path, fields, button, "post", is_change=True, destroys=loses)
-            return Page(change.title, [*parts, form])
+            confirmation = Form("Confirm", f"/change/{name}", fields, button, "post", is_change=True, destroys=loses)
+            return Page(change.title, [*parts, confirmation])
 
         return self._answer(request, read)
 
@@ -283,15 +291,14 @@ async def _read_form(request: Request) -> dict[str, Any]:
 
 def _find_refresh_s(request: Request) -> int | None:
     """Return how often the page refreshes itself: as its address says, else as was chosen on a page before."""
-    path = request.url.path
-    if request.method != "GET" or path in _NEVER_REFRESHED or path.startswith("/change/"):
+    if request.method != "GET" or request.url.path.startswith(_NEVER_REFRESHED):
         return None
     chosen = request.query_params.get("refresh", request.cookies.get(_REFRESH_COOKIE, ""))
     return next((seconds for seconds in REFRESH_S if chosen == str(seconds)), None)
 
 
 def _list_refresh_links(request: Request) -> list[Link]:
-    if request.method != "GET" or request.url.path in _NEVER_REFRESHED:
+    if request.method != "GET" or request.url.path.startswith(_NEVER_REFRESHED):
         return []
     url = request.url.remove_query_params(["refresh", "done"])
     choices = [("off", 0), *((f"{seconds} s", seconds) for seconds in REFRESH_S)]

@@ -472,7 +472,9 @@ def offer_change(name: str, settings: Iterable[str] = (), **given: str) -> Form:
         Field(field, label, given.get(field, ""), choices.get(field, ()), _ROWS.get(field, 0), field in given)
         for field, label in change.fields.items()
     ]
-    return Form(change.title, f"/change/{name}", fields, "Continue", is_change=True, destroys=name in DESTROYING)
+    # an address is too short for a long text
+    action, method = (f"/preview/{name}", "post") if "text" in change.fields else (f"/change/{name}", "get")
+    return Form(change.title, action, fields, "Continue", method, is_change=True, destroys=name in DESTROYING)
 
 
 # Advice names commands. Those that a change of the console can do become links to its confirmation.

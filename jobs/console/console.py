@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "LAKEMQ_CONSOLE_TOKEN"
 SHORTEST_TOKEN = 16
 """Characters. A shorter token could be guessed, as nothing limits the number of attempts over days."""
+_VISITOR = re.compile(r"(?=.{1,40}$)[A-Za-z0-9]+(?:[._][A-Za-z0-9]+)*")
+"""Names of tokens that a client's id takes as they are."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class ConsoleSettings:
     Attributes:
         host, port: the address. Port 0 takes a free one.
         token: bearer token that every request must show; None: no request needs one. Several lines have a token each,
-            after a name and a space.
+            after a name and one space.
         allow_changes: whether the console may change the namespace.
         ports: namespace -> port, of this console and of others that its pages lead to.
     """
@@ -55,8 +58,8 @@ class ConsoleSettings:
     @property
     def tokens(self) -> list[tuple[str, str]]:
         """Names and tokens. The name of a visitor is empty if the token has none."""
-        lines = (line.rpartition(" ") for line in (self.token or "").splitlines() if line.strip())
-        return [(name.strip(), token) for name, _, token in lines]
+        lines = (line.split(" ", 1) for line in (self.token or "").splitlines() if line.strip())
+        return [(words[0] if words[1:] else "", words[-1]) for words in lines]
 
 
 def make_settings(host: str, port: int, token_file: Path | None, allow_changes: bool) -> ConsoleSettings:
@@ -73,16 +76,13 @@ def make_settings(host: str, port: int, token_file: Path | None, allow_changes: 
     """
     token = _read_token(token_file)
     settings = ConsoleSettings(host, port, token, allow_changes)
-    bad = [
-        len(text)
-        for name, text in settings.tokens
-        if len(text) < SHORTEST_TOKEN or not text.isascii() or not (name + text).isprintable()
-    ]
-    if token is not None and (bad or not settings.tokens):
+    if token is not None and (flaw := _find_flaw(settings.tokens)):
         raise InvalidConfig(
-            "The console's token cannot be used.",
-            found=f"{bad[0] if bad else 0} characters",
-            expected=f"at least {SHORTEST_TOKEN} printable ASCII characters, such as those of `openssl rand -hex 32`",
+            "The console's tokens cannot be used.",
+            found=flaw,
+            expected="in each line a token, or a name, one space and a token; each name and token once. A name has up"
+            " to 40 of [A-Za-z0-9], with single '.' or '_' between them. A token has at least"
+            f" {SHORTEST_TOKEN} printable ASCII characters and no space, such as those of `openssl rand -hex 32`",
         )
     if token is None and (allow_changes or not is_loopback(host)):
         raise InvalidConfig(
@@ -94,6 +94,19 @@ def make_settings(host: str, port: int, token_file: Path | None, allow_changes: 
     return settings
 
 
+def _find_flaw(tokens: list[tuple[str, str]]) -> str:
+    """Return why tokens cannot be used, or "". It shows none of them: what looks like a name may be half a token."""
+    for number, (name, token) in enumerate(tokens, 1):
+        if name and not _VISITOR.fullmatch(name):
+            return f"a text before the first space of token {number} that is no name"
+        if " " in token or not (token.isascii() and token.isprintable()):
+            return f"a space or another character in token {number}"
+        if len(token) < SHORTEST_TOKEN:
+            return f"{len(token)} characters in token {number}"
+    is_repeated = any(len({*column}) < len(tokens) for column in zip(*tokens, strict=True))
+    return "the same name or token twice" if is_repeated else "" if tokens else "no token"
+
+
 def _read_token(token_file: Path | None) -> str | None:
     if token_file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
@@ -103,7 +116,7 @@ def _read_token(token_file: Path | None) -> str | None:
         raise InvalidConfig(
             "The file with the console's token cannot be read.",
             found=f"{token_file}: {error}",
-            expected="a text file with one line",
+            expected="a text file with a token in each line",
         ) from None
 
 

@@ -34,7 +34,8 @@ STATIC = {
     "/static/uPlot.iife.min.js": "text/javascript",
 }
 """Files of the package and their types."""
-MAX_BODY_BYTES = 64 << 10
+MAX_BODY_BYTES = 256 << 10
+"""More than a form with the longest texts, of which a browser sends a character as up to twelve."""
 MAX_TARGET_BYTES = 8 << 10
 _TOO_LARGE = f"The request is too large. At most {MAX_BODY_BYTES} bytes are read."
 OPEN_PATHS = (LOGIN, *STATIC)

@@ -15,7 +15,7 @@ from unit.served import served, until, values
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
 from lakemq.engine.namespace.config import MEANINGS
 from lakemq.engine.protocol.codec.beat import OverdueMember, encode_overdue_members
-from lakemq.jobs.console.changes import CHANGES, list_cures
+from lakemq.jobs.console.changes import CHANGES, LONGEST_TEXT, list_cures
 from lakemq.jobs.console.parts import make_link
 from lakemq.jobs.output import one_line
 from lakemq.tables.storage.coordination.beats import OverdueNotes
@@ -101,6 +101,7 @@ def test_forms_of_other_sites_are_refused(busy: BusyNamespace, browser: Browser)
 def test_settings_change_after_the_confirmation(busy: BusyNamespace, browser: Browser) -> None:
     page = browser.get("/change/alter-topic", **INPUTS["alter-topic"])
     assert table_rows(page, "Change") == [["retention.ms", "604800000", "1234567"]]
+    assert "Refresh:" not in page
     assert busy.mq.topics.describe(ORDERS).settings["retention.ms"] == 604_800_000
     assert notices(browser.submit(page, "/change/alter-topic"))[0] == "The setting is changed."
     assert busy.mq.topics.describe(ORDERS).settings["retention.ms"] == 1_234_567
@@ -161,6 +162,15 @@ def test_a_topic_is_created_filled_widened_and_emptied(busy: BusyNamespace, brow
     browser.submit(page, "/change/delete-records")
     assert busy.mq.topics.describe("made").beginning_offsets == [1, 0, 0]
     busy.mq.topics.delete("made")
+
+
+def test_longest_text_is_published_with_the_forms_of_the_console(busy: BusyNamespace, browser: Browser) -> None:
+    busy.mq.topics.create("long")
+    text = "\U0001f600" * LONGEST_TEXT
+    preview = browser.submit(browser.get("/topic", name="long"), "/preview/publish", text=text)
+    assert notices(browser.submit(preview, "/change/publish"))[0] == "The message is published."
+    assert [message.value for message in busy.mq.fetch("long")] == [text.encode()]
+    busy.mq.topics.delete("long")
 
 
 def test_buttons_that_destroy_look_different(browser: Browser) -> None:

@@ -21,6 +21,7 @@ from unit.browsing import Browser, notices, open_browser
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.process import new_client_id
 from lakemq.errors import InvalidConfig
 from lakemq.jobs.cli import app
 from lakemq.jobs.console.console import TOKEN_VARIABLE, ConsoleSettings, is_loopback, make_settings
@@ -177,8 +178,35 @@ def test_visitors_are_known_by_the_names_of_their_tokens(tmp_path: Path) -> None
     for wrong in ("alice", f"alice {TOKEN}", ""):
         assert find_visitor(Headers({"Authorization": f"Bearer {wrong}"}), settings) is None
     file.write_text(f"alice {TOKEN}\nbob short")
-    with pytest.raises(InvalidConfig, match="5 characters"):
+    with pytest.raises(InvalidConfig, match="5 characters in token 2"):
         make_settings("0.0.0.0", 8080, file, True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "correct horse batterystaplelonger",
+        "correct-horse batterystaplelonger",
+        f"alice smith {TOKEN}",
+        f"alice  {TOKEN}",
+        f"\u00e9lodie {TOKEN}",
+        f"a_ {TOKEN}",
+        f"{'a' * 41} {TOKEN}",
+        f"a {TOKEN}\na {TOKEN[::-1]}",
+        f"a {TOKEN}\nb {TOKEN}",
+    ],
+)
+def test_tokens_whose_visitors_the_journal_could_not_tell_apart_are_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(InvalidConfig, match="one space and a token") as refused:
+        make_settings("0.0.0.0", 8080, file, True)
+    assert not {*content.split()} & {*str(refused.value.found).split()} - {"a"}
+
+
+def test_visitors_keep_their_names_in_the_ids_of_clients() -> None:
+    for name in ("alice", "a.b", "a_b", "x" * 40):
+        assert new_client_id(["console", name]).split("-")[1] == name
 
 
 def test_weak_or_broken_tokens_are_refused(tmp_path: Path) -> None:
@@ -206,8 +234,10 @@ def test_a_visitor_logs_in_once(mq: Connection) -> None:
         page = visitor.get("/topics")
         assert "token of this console" in page
         assert "<table" not in page
+        assert mq.namespace.path not in page
         wrong = visitor.submit(page, "/login", 403, token="0" * 20)
         assert "not the token" in notices(wrong)[0]
+        assert mq.namespace.path not in wrong
         assert "<h1>Overview</h1>" in visitor.submit(page, "/login", token=TOKEN)
         assert "<h1>Topics</h1>" in visitor.get("/topics")
         cookies = visitor.client.post("/login", data={}).headers.get_list("set-cookie")
@@ -273,6 +303,17 @@ def test_consoles_of_several_namespaces_lead_to_each_other(tmp_path: Path) -> No
             process.send_signal(signal.SIGTERM)
             process.stderr.read()  # type: ignore[union-attr]
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("spellings", "count"), [(["two"], 2), (["two", "./two", "two/", "one/"], 2)])
+def test_consoles_beyond_the_highest_port_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spellings: list[str], count: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["--path", "one", "console", *spellings, "--port", "65535"])
+    assert done.exit_code == 3
+    assert f"--port 65535 with {count} namespaces" in done.stderr
+    assert "at most --port 65534" in done.stderr
 
 
 @pytest.mark.slow
