@@ -500,7 +500,7 @@ _CURES = {
 def list_cures(text: str) -> list[Link]:
     """Return links to the changes that do what the commands in an advice do.
 
-    A command whose words need quotes has none: the doctor writes line ends within a name as spaces.
+    A command with a word in quotes makes no link: the doctor writes a line end within a name as a space.
     """
     links: dict[str, Link] = {}
     for command in _COMMAND.findall(text):

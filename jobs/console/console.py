@@ -34,7 +34,7 @@ TOKEN_VARIABLE = "LAKEMQ_CONSOLE_TOKEN"
 SHORTEST_TOKEN = 16
 """Characters. A shorter token could be guessed, as nothing limits the number of attempts over days."""
 _VISITOR = re.compile(r"(?=.{1,40}$)[A-Za-z0-9]+(?:[._][A-Za-z0-9]+)*")
-"""Names of tokens that a client's id takes as they are."""
+"""Names of tokens that stay unchanged in the id of a client."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _find_flaw(tokens: list[tuple[str, str]]) -> str:
     """Return why tokens cannot be used, or "". It shows none of them: what looks like a name may be half a token."""
     for number, (name, token) in enumerate(tokens, 1):
         if name and not _VISITOR.fullmatch(name):
-            return f"a text before the first space of token {number} that is no name"
+            return f"a text before the first space of token {number}, which cannot be a name"
         if " " in token or not (token.isascii() and token.isprintable()):
             return f"a space or another character in token {number}"
         if len(token) < SHORTEST_TOKEN:

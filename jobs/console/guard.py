@@ -35,7 +35,7 @@ STATIC = {
 }
 """Files of the package and their types."""
 MAX_BODY_BYTES = 256 << 10
-"""More than a form with the longest texts, of which a browser sends a character as up to twelve."""
+"""Room for a form with the longest texts: a browser sends a character as up to twelve bytes."""
 MAX_TARGET_BYTES = 8 << 10
 _TOO_LARGE = f"The request is too large. At most {MAX_BODY_BYTES} bytes are read."
 OPEN_PATHS = (LOGIN, *STATIC)

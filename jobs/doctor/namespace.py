@@ -210,7 +210,7 @@ def check_clock(mq: Connection) -> Finding:
 
 
 def _write_command(mq: Connection, *words: str) -> str:
-    """Return a command between backticks, in which a shell takes each word as it is."""
+    """Return a command between backticks, with its words quoted for a shell."""
     return f"`{shlex.join(['lakemq', '--path', mq.namespace.path, *words])}`"
 
 
