@@ -32,7 +32,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.errors import GroupIdNotFound, LakeMQError, TransactionalIdNotFound, UnknownTopicOrPartition
 from lakemq.jobs.console import guard
 from lakemq.jobs.console.changes import CHANGES, DESTROYING, BadInput, Change, check_names, read_text
-from lakemq.jobs.console.console import QUERY_LIMITS, Console, ConsoleSettings, NotPossible
+from lakemq.jobs.console.console import QUERY_LIMITS, Busy, Console, ConsoleSettings, NotPossible
 from lakemq.jobs.console.pages import delayed, groups, messages, overview, queries, topics
 from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page, make_templates
 from lakemq.jobs.metrics.server import make_endpoint, open_registry
@@ -153,7 +153,9 @@ class WebApplication:
         except BadInput as error:
             return self._explain(request, "This input cannot be used", str(error), 400)
         except NotPossible as error:
-            return self._explain(request, "This is not possible now", str(error), 409)
+            return self._explain(
+                request, "This is not possible now", str(error), 503 if isinstance(error, Busy) else 409
+            )
         except _NOT_FOUND as error:
             return self._explain(request, "Not found", str(error), 404)
         except LakeMQError as error:

@@ -141,6 +141,10 @@ class NotPossible(Exception):
     """The namespace does not allow this now. The message says why, and what to do."""
 
 
+class Busy(NotPossible):
+    """The console does as much as it can at a time."""
+
+
 @dataclass(frozen=True)
 class Console:
     """The namespace as pages see it.

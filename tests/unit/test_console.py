@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -234,9 +235,7 @@ def test_a_tail_shows_what_came_since_its_address_newest_first_also_at_another_c
     assert notices(browser.get(follow(page), 404))
     busy.mq.topics.create("tailed", 2)
     busy.mq.publish("tailed", pa.table({"value": list("567890"), "partition": [0, 1] * 3}))
-    assert len(table_rows(browser.get(follow(page)), title)) == 6, (
-        "a topic that was created again is read from its start"
-    )
+    assert len(table_rows(browser.get(follow(page)), title)) == 6, "a topic that was created again is read again"
     busy.mq.topics.delete("tailed")
 
 
@@ -269,6 +268,17 @@ def test_a_tail_that_has_no_time_shows_the_newest_of_each_partition(
     page = browser.get("/tail", topic="busy", after=beginning, text="y")
     assert (table_rows(page, "Messages"), notices(page)) == ([], []), "all were read"
     busy.mq.topics.delete("busy")
+
+
+def test_looks_at_a_time_are_bounded(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = threading.Semaphore(1)
+    monkeypatch.setattr(messages, "LOOKS", looks)
+    for _ in range(2):
+        browser.get("/tail", topic=ORDERS)
+        browser.get("/tail", 404, topic="missing")
+    with looks:
+        assert notices(browser.get("/tail", 503, topic=ORDERS))[0].startswith("Too many pages follow topics now.")
+    browser.get("/tail", topic=ORDERS)
 
 
 def test_a_dead_letter_and_its_original_lead_to_each_other(busy: BusyNamespace, browser: Browser) -> None:

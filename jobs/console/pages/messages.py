@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from lakemq.errors import LakeMQError
 from lakemq.jobs.commands.messages import find_last_offsets
 from lakemq.jobs.console.changes import BadInput, read_choice, read_number, read_position, read_text
-from lakemq.jobs.console.console import Console, quote_sql
+from lakemq.jobs.console.console import Busy, Console, quote_sql
 from lakemq.jobs.console.parts import (
     Actions,
     Facts,
@@ -38,6 +39,8 @@ SCAN_ROWS, SCAN_S = 200_000, 10.0
 """How many messages a search reads at most, and for how long."""
 TAIL_ROWS, TAIL_S = 20_000, 2.0
 """As above, for each look at the end of a topic. A page that follows the topic looks every second."""
+LOOKS = threading.BoundedSemaphore(8)
+"""Bounds the looks at a time: a server has 40 threads, and other pages need some."""
 MOST_TAILED = 256
 """Partitions that a tail follows: their offsets are in its address."""
 INPUTS = ("topic", "partition", "key", "header", "text", "as", "isolation", "limit")
@@ -244,8 +247,17 @@ def _offer_pages(search: _Search, result: _FoundMessages) -> list[Part]:
 def read_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the page that follows a topic: what came since the offsets of its address, the newest first.
 
-    It never falls behind: if more came than it reads in time, it passes over the rest and says so.
+    It never falls behind: if more came than it reads in time, it passes over the rest and says so. Raises Busy.
     """
+    if not LOOKS.acquire(blocking=False):
+        raise Busy("Too many pages follow topics now. Try again in a few seconds.")
+    try:
+        return _read_next_tail(console, inputs)
+    finally:
+        LOOKS.release()
+
+
+def _read_next_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
     search = _read_search(inputs)
     topic_id = console.mq.state().topic(search.topic).topic_id  # before the ends: the next look sees if it is replaced
     ends = _find_ends(console, search)
@@ -276,7 +288,7 @@ def _read_offsets(inputs: Mapping[str, Any]) -> tuple[int, dict[int, int]]:
     text = read_text(inputs, "after")
     if not re.fullmatch(r"\d{1,18}(\.\d{1,9}-\d{1,18})+", text, re.ASCII):
         raise BadInput(
-            "The input after has no offsets. Expected TOPIC_ID.PARTITION-OFFSET.PARTITION-OFFSET..., as the link has it."
+            "The input after has no offsets. Expected TOPIC_ID.PARTITION-OFFSET.PARTITION-OFFSET..., as in the link."
         )
     topic_id, *pairs = text.split(".")
     return int(topic_id), {int(partition): int(offset) for partition, offset in (pair.split("-") for pair in pairs)}
