@@ -105,7 +105,7 @@ def test_the_file_of_dags_needs_airflow_alone() -> None:
     tree = ast.parse((JOBS / "dags" / "lakemq_dag.py").read_text())
     modules = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     modules |= {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
-    assert {module.partition(".")[0] for module in modules} == {"__future__", "airflow", "datetime"}
+    assert {module.partition(".")[0] for module in modules} == {"airflow", "datetime"}
 
 
 def test_modules_of_the_provider_exist_and_ask_for_airflow() -> None:

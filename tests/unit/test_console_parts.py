@@ -97,7 +97,7 @@ def test_pages_escape_invisible_characters_wherever_text_stands_and_forms_keep_t
     name = "id\u202egpj"
     form = Form("Reset", "/x", [Field("id", name, name), Field("id", name, name, is_hidden=True)], name, "get")
     page = Page(name, [Table(name, ["header", name], [(name, Link(name, "/x"))]), Notice(name, "bad"), form])
-    names = ("menu", "path", "silence", "allow_changes", "refresh", "refresh_links", "done")
+    names = ("menu", "path", "others", "silence", "allow_changes", "refresh", "refresh_links", "done")
     context = dict.fromkeys(names, "") | {"page": page, "namespace": name}
     html = make_templates().get_template("page.html").render(context)
     shown = re.sub('value="[^"]*"', "", html)
