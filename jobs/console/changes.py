@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -125,7 +125,7 @@ class Change:
         preview: returns what it would do, without doing it.
         apply: does it.
         page: returns where to go afterwards.
-            done: the sentence that says that it is done.
+        done: the sentence that says that it is done.
     """
 
     title: str
@@ -484,17 +484,30 @@ def offer_change(name: str, settings: Iterable[str] = (), **given: str) -> Form:
 
 
 _COMMAND = re.compile(r"""`lakemq ((?:[^`'"\\]|'[^']*'|"[^"\\]*")*)`|`lakemq .*""", re.DOTALL)
+
+
+class _Cure(NamedTuple):
+    """The change that does what a command does. An option of the command becomes an input of the change.
+
+    subject: the input for what the command names; option, field: the command's only option and its input, or empty.
+    """
+
+    change: str
+    subject: str
+    option: str = ""
+    field: str = ""
+
+
 _CURES = {
-    "groups remove-members": ("remove-member", "group", "--member", "member"),
-    "groups alter": ("alter-group", "group", "--config", "setting"),
-    "topics create": ("create-topic", "topic", "", ""),
-    "topics alter": ("alter-topic", "topic", "--config", "setting"),
-    "topics delete-records": ("delete-records", "topic", "--before", "before"),
-    "transactions abort": ("abort", "id", "", ""),
-    "delayed purge": ("cancel-delayed", "topic", "", ""),
-    "dead-letters redrive": ("redrive", "topic", "", ""),
+    "groups remove-members": _Cure("remove-member", "group", "--member", "member"),
+    "groups alter": _Cure("alter-group", "group", "--config", "setting"),
+    "topics create": _Cure("create-topic", "topic"),
+    "topics alter": _Cure("alter-topic", "topic", "--config", "setting"),
+    "topics delete-records": _Cure("delete-records", "topic", "--before", "before"),
+    "transactions abort": _Cure("abort", "id"),
+    "delayed purge": _Cure("cancel-delayed", "topic"),
+    "dead-letters redrive": _Cure("redrive", "topic"),
 }
-"""Command -> the change that does the same, the input for the command's argument, its option, the input for that."""
 
 
 def list_cures(text: str) -> list[Link]:
@@ -509,16 +522,15 @@ def list_cures(text: str) -> list[Link]:
         cure, options, values = _CURES.get(" ".join(words[:2])), words[3::2], words[4::2]
         if not cure or len(words) < 3 or shlex.join(words) != " ".join(words):
             continue
-        name, subject, option, field = cure
-        most = 1 if option != "--before" else len(values)
-        if options != [option] * len(values) or bool(values) != bool(option) or len(values) > most:
+        most = len(values) if cure.option == "--before" else 1
+        if options != [cure.option] * len(values) or bool(values) != bool(cure.option) or len(values) > most:
             continue
-        inputs = {subject: words[2], **({field: " ".join(values)} if field else {})}
-        if field == "setting":
+        inputs = {cure.subject: words[2], **({cure.field: " ".join(values)} if cure.field else {})}
+        if cure.field == "setting":
             inputs["setting"], _, inputs["value"] = values[0].partition("=")
-        href = make_link(f"/change/{name}", **inputs)
+        href = make_link(f"/change/{cure.change}", **inputs)
         about = inputs.get("member") or inputs.get("setting")
-        links[href] = Link(f"{CHANGES[name].title}: {words[2]}{f' ({about})' if about else ''}", href)
+        links[href] = Link(f"{CHANGES[cure.change].title}: {words[2]}{f' ({about})' if about else ''}", href)
     return [*links.values()]
 
 

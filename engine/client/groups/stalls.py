@@ -187,7 +187,7 @@ def _find_silent(state: State, group: Group, member: GroupMember, unfinished: li
                 f" {format_time(since_ms)}: it has {count} of it, the first is offset"
                 f" {partition.deliveries.first_held}."
             )
-            remove = _command_removal(group, member)
+            remove = _write_removal_command(group, member)
             advice = f"Acknowledge them or give them back, or restart its process, or remove the member: {remove}."
             yield _build_stall("silent", member, partition, sentence, advice)
 
@@ -427,10 +427,10 @@ def _shorten_list(names: list[str]) -> str:
 
 
 def _advise_removal(group: Group, member: GroupMember) -> str:
-    return f"Restart it, or give its partitions to others now: {_command_removal(group, member)}."
+    return f"Restart it, or give its partitions to others now: {_write_removal_command(group, member)}."
 
 
-def _command_removal(group: Group, member: GroupMember) -> str:
+def _write_removal_command(group: Group, member: GroupMember) -> str:
     return f"`lakemq groups remove-members {shlex.quote(group.group)} --member {shlex.quote(member.member_id)}`"
 
 

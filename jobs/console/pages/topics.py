@@ -94,8 +94,8 @@ def read_topic(console: Console, inputs: Mapping[str, Any]) -> Page:
         parts.append(list_records("Schemas", list_schemas(topic), "version, type, schema, step, state", note=note))
     if console.settings.allow_changes:
         parts.append(offer_change("alter-topic", topic.settings, topic=name))
-        others = ("publish", "add-partitions", "delete-records", "delete-topic")
-        parts += [offer_change(change, topic=name) for change in others]
+        changes = ("publish", "add-partitions", "delete-records", "delete-topic")
+        parts += [offer_change(change, topic=name) for change in changes]
     return Page(name, parts, [Link("Topics", "/topics")])
 
 
