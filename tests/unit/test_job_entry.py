@@ -156,7 +156,8 @@ def test_step_unless_led_succeeds_while_another_sequencer_leads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "mq")
-    with served(tmp_path, **{"lease.ms": 500}) as mq:
+    with served(tmp_path, **{"lease.ms": 3_000}) as mq:
+        new_topic(mq)  # from now on it leads
         path = mq.namespace.path
         assert step.main(["--path", path, "--until-idle", "--wait-ms", "100"]) == 4
         assert step.main(["--path", path, "--until-idle", "--unless-led"]) == 0
