@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from examples import examples
-from finals import PATIENCE_S, check_each_added_once, let_readers_move_on, read_final_messages, read_from_final_files
+from finals import PATIENCE_S, check_each_added_once, let_readers_move_on, read_final_messages
 from hypothesis import given
 from targets import extended_but
 from unit.served import until
@@ -241,37 +241,6 @@ def test_every_reader_shows_the_newest_message_of_each_key(
 
 
 @pytest.mark.extended
-def test_tombstone_stays_for_its_time_after_older_messages_have_gone(mq: Connection, mq_clock: MovableClock) -> None:
-    mq.topics.create("t", config=COMPACT)
-    send(mq, "t", [("a", "1"), ("a", None), ("b", "1")])
-    let_all_be_final(mq)
-    compact(mq, mq_clock, lambda: len(show(mq)) == 2)
-    assert show(mq) == [(1, b"a", None), (2, b"b", b"1")]
-    send(mq, "t", [("b", "2")])
-    let_all_be_final(mq)
-    compact(mq, mq_clock, lambda: len(show(mq)) == 2)
-    assert show(mq) == [(1, b"a", None), (3, b"b", b"2")]
-    mq_clock.advance(seconds=TOMBSTONES_MS / 1000)
-    send(mq, "t", [("b", "3")])
-    let_all_be_final(mq)
-    compact(mq, mq_clock, lambda: len(show(mq)) == 1)
-    assert show(mq) == [(4, b"b", b"3")]
-
-
-@pytest.mark.extended
-def test_topic_is_compacted_when_its_policy_changes(mq: Connection, mq_clock: MovableClock) -> None:
-    mq.topics.create("t")
-    send(mq, "t", [("a", "1"), ("a", "2")])
-    let_all_be_final(mq)
-    read_from_final_files(mq, mq_clock)
-    for _ in range(8):  # until nothing is left to do
-        let_readers_move_on(mq, mq_clock)
-    mq.topics.alter("t", config=COMPACT)
-    compact(mq, mq_clock, lambda: len(show(mq)) == 1)
-    assert show(mq) == [(1, b"a", b"2")]
-
-
-@pytest.mark.extended
 def test_damaged_file_of_a_topic_holds_up_no_other_topic(mq: Connection, mq_clock: MovableClock) -> None:
     for topic in ("damaged", "t"):
         mq.topics.create(topic, config=COMPACT)
@@ -303,40 +272,6 @@ def test_message_that_a_queue_gives_up_and_that_is_superseded_is_no_dead_letter(
         consumer.flush()
         assert {letter.value for letter in read_dead_letters(mq, at_least=2)} == {b"1", b"2"}
         until(lambda: sum(consumer.lag().values()) == 0)
-
-
-@pytest.mark.extended
-def test_messages_younger_than_the_lag_stay(mq: Connection, mq_clock: MovableClock) -> None:
-    mq.topics.create("t", config={**COMPACT, "min.compaction.lag.ms": TOMBSTONES_MS})
-    send(mq, "t", [("a", "1"), ("a", "2")])
-    let_all_be_final(mq)
-    read_from_final_files(mq, mq_clock)
-    let_readers_move_on(mq, mq_clock)
-    assert len(show(mq)) == 2
-    mq_clock.advance(seconds=TOMBSTONES_MS / 1000)
-    compact(mq, mq_clock, lambda: len(show(mq)) == 1)
-    assert show(mq) == [(1, b"a", b"2")]
-
-
-@pytest.mark.extended
-def test_next_leader_goes_on_and_merged_files_stay_compacted(mq: Connection, mq_clock: MovableClock) -> None:
-    mq.topics.create("t", 2, config=COMPACT)
-    expected: dict[str, str] = {}
-    for number in range(6):
-        rows = {f"{i % 7}": f"{number} {i}" for i in range(number, number + 9)}
-        send(mq, "t", list(rows.items()))
-        expected |= rows
-        let_all_be_final(mq)
-        if number == 3:
-            compact(mq, mq_clock, lambda: len(show(mq)) == 7)
-            for leader in list(mq._open.serving):
-                leader.close()
-            mq.serving()
-    compact(mq, mq_clock, lambda: len(show(mq)) == 7)
-    assert {key.decode(): value.decode() for _, key, value in show(mq) if value} == expected
-    mq.topics.delete_records("t", {0: -1})
-    compact(mq, mq_clock, lambda: not read_final_messages(mq).filter(pc.field("partition") == 0).num_rows)
-    assert {key.decode() for _, key, _ in show(mq)} < expected.keys()
 
 
 def test_message_without_key_is_refused_by_a_compacted_topic(mq: Connection) -> None:
