@@ -68,26 +68,6 @@ def test_list_shows_ids_with_what_they_have_open(found: Found, lake: Lakemq, com
     assert (listed[committed]["partitions"], listed[committed]["open_ms"]) == ([], None)
 
 
-def test_find_hanging_asks_for_an_age(found: Found, open_one: str) -> None:
-    assert found("transactions", "find-hanging") == []
-    hanging = found("transactions", "find-hanging", "--max-open-ms", "0")
-    assert [one["transactional_id"] for one in hanging] == [open_one]
-
-
-def test_abort_ends_a_transaction_and_fences_its_producer(mq: Connection, lake: Lakemq, found: Found) -> None:
-    producer = mq.producer("stuck")
-    producer.begin_transaction()
-    producer.send("out", value="never")
-    producer.flush()
-    before = mq.end_offsets("out")
-    assert found("transactions", "abort", "stuck") == [{"transactional_id": "stuck", "aborted": True}]
-    assert mq.end_offsets("out")[0] > before[0]
-    assert found("transactions", "describe", "stuck")[0]["state"] == "CompleteAbort"
-    with pytest.raises(ProducerFenced):
-        producer.commit_transaction()
-    assert lake("transactions", "abort", "stuck", code=1).stderr.startswith("INVALID_TXN_STATE: ")
-
-
 def test_describe_producers_of_a_partition(lake: Lakemq, found: Found, committed: str, open_one: str) -> None:
     producers = {one["transactional_id"]: one for one in found("describe-producers", "out", "0")}
     assert producers[open_one]["first_offset"] is not None

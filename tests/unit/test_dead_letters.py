@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from unit.consuming import take_messages
-from unit.served import new_name, new_topic, run_sql, until, values
+from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
@@ -83,36 +83,6 @@ def test_rejected_message_becomes_a_dead_letter_with_its_cause(mq: Connection) -
     assert [key for key, _ in dead[0].headers[2:]] == [f"dead-letter.{name}" for name in CAUSE]
     # nothing was said about its neighbours, and no row was written again
     assert {m.headers for m in mq.fetch(topic)} == {(("trace", b"1"), ("trace", None))}
-
-
-def test_message_returned_too_often_becomes_a_dead_letter_with_the_last_error(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    mq.publish(topic, pa.table({"value": ["bad", "good"]}))
-    with member(mq, topic, group, max_redelivery_count=1) as consumer:
-        processed: list[bytes] = []
-        while len(processed) < 1 or any(consumer.lag().values()):
-            for message in consumer.poll(timeout_ms=50):
-                if message.value == b"bad":
-                    consumer.nack(message, error=f"attempt {message.delivery_count}")
-                else:
-                    consumer.ack(message)
-                    processed.append(message.value)
-    (cause,) = read_causes(mq, f"{topic}.dlq")
-    assert (cause["reason"], cause["error"], cause["delivery-count"]) == ("given_up", "attempt 2", "2")
-    assert values(mq, f"{topic}.dlq") == ["bad"]
-
-
-def test_sql_shows_dead_letters_with_their_cause(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    mq.publish(topic, pa.table({"value": [f"m{n}" for n in range(3)]}))
-    reject_messages(mq, topic, 3, group, error="it's 'bad'")
-    until(lambda: bool(run_sql(mq, f"FROM dead_lettered WHERE topic = '{topic}.dlq'")))
-    columns = "consumer_group, reason, error, delivery_count, source_topic, source_partition, source_offset, l.offset"
-    rows = run_sql(
-        mq, f"SELECT {columns}, value FROM dead_lettered l WHERE topic = '{topic}.dlq' ORDER BY source_offset"
-    )
-    cause = (group, "rejected", "it's 'bad'", 1, topic, 0)
-    assert rows == [(*cause, n, n, f"m{n}".encode()) for n in range(3)]
 
 
 @pytest.mark.extended
@@ -217,17 +187,6 @@ def test_redriven_and_purged_dead_letters_are_not_listed(mq: Connection) -> None
     assert mq.dead_letters.purge(dead) == 2
     assert mq.dead_letters.counts(dead) == []
     assert values(mq, topic)[4:] == ["c"]
-
-
-@pytest.mark.extended
-def test_dead_letter_of_a_deleted_topic_waits_for_a_topic_of_that_name(mq: Connection) -> None:
-    topic = new_topic(mq)
-    dead = reject_all(mq, topic, ["a", "b"])
-    mq.topics.delete(topic)
-    assert mq.dead_letters.redrive(dead) == Redriven(0, 0, 2)
-    mq.topics.create(topic, 1)
-    assert mq.dead_letters.redrive(dead) == Redriven(2)
-    assert values(mq, topic) == ["a", "b"]
 
 
 @pytest.mark.extended

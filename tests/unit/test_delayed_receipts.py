@@ -1,16 +1,14 @@
 """Receipts of delayed messages: they cancel and reschedule their own message, and no other."""
 
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from unit.served import create_quick_topic, new_topic, now_ms, until, values, wait_for_messages
+from unit.served import create_quick_topic, new_topic, now_ms, values, wait_for_messages
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.delayed import RescheduleResult
 from lakemq.errors import DelayTooLong, InvalidReceipt, InvalidRecord, InvalidRequest, InvalidTimestamp, LakeMQError
-from lakemq.testing import MovableClock, serve
 
 YEAR_9999_MS = 253_402_300_799_999
 SERVED_WITH = {"project.interval.ms": 50}
@@ -58,28 +56,6 @@ def test_rescheduled_message_comes_at_its_new_time_with_a_new_receipt(mq: Connec
     assert mq.delayed.reschedule(moved.receipt or "", delay_ms=0) == RescheduleResult("released")
 
 
-@pytest.mark.slow
-@pytest.mark.extended
-@pytest.mark.parametrize("count", [30, 2_000])
-def test_rows_of_a_batch_are_rescheduled_repeatedly(mq: Connection, count: int) -> None:
-    topic, other = create_quick_topic(mq), create_quick_topic(mq)
-    mq.topics.alter(other, {}, subscriptions=[f"{topic}/>"])
-    mq.topics.alter(topic, {}, subscriptions=[f"{topic}/>"])
-    with mq.producer(linger_ms=200) as producer:
-        base_ms = now_ms() + 10**8
-        sent = [producer.send(f"{topic}/x", f"{i}", deliver_at=base_ms + i) for i in range(count)]
-    chosen = [0, count // 2, count - 1]
-    receipts = {i: sent[i].receipt or "" for i in chosen}
-    for delay_ms in (10**7, 10**8, 300):
-        results = {i: mq.delayed.reschedule(receipt, delay_ms=delay_ms) for i, receipt in receipts.items()}
-        receipts = {i: result.receipt or "" for i, result in results.items()}
-    assert mq.delayed.cancel(receipts.pop(0)) == "cancelled"
-    for name in (topic, other):
-        wait_for_messages(mq, name, 2)
-        assert sorted(values(mq, name)) == sorted(map(str, chosen[1:]))
-        assert mq.delayed.all(name)[0].messages == count - 3
-
-
 def test_bad_time_reschedules_nothing(mq: Connection) -> None:
     topic = create_quick_topic(mq, **{"delay.mode": "levels"})
     receipt = mq.delayed.schedule(topic, "v", delay_ms=5_000)
@@ -123,18 +99,6 @@ def test_receipts_of_a_publish_name_their_rows(mq: Connection, count: int) -> No
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_row_published_to_a_destination_has_one_receipt(mq: Connection) -> None:
-    topics = [new_topic(mq, 3), new_topic(mq, 2), new_topic(mq, 2)]
-    for topic, slot_ms in zip(topics, (50, 20, 20), strict=True):
-        mq.topics.alter(topic, {"delay.slot.ms": slot_ms}, subscriptions=[f"{topics[0]}/>"])
-    rows = pa.table({"value": [f"{i}" for i in range(500)], "delay_ms": [10**9 + (31 * i) % 977 for i in range(500)]})
-    receipts = mq.publish(f"{topics[0]}/x", rows).receipts()
-    assert set(mq.delayed.cancel_all(receipts.column("receipt"))) == {"cancelled"}
-    assert not any(mq.delayed.all(topic) for topic in topics)
-
-
-@pytest.mark.slow
-@pytest.mark.extended
 def test_cancel_where_cancels_matching_messages(mq: Connection) -> None:
     topic, other = create_quick_topic(mq), create_quick_topic(mq)
     late_ms = now_ms() + 10**9
@@ -164,29 +128,6 @@ def test_bad_predicate_is_refused(mq: Connection) -> None:
     for predicate in ("nope = 1", "1) or (1=1", "true; SELECT 1", "EXISTS (FROM '/etc/passwd')"):
         with pytest.raises(InvalidRequest, match="predicate"):
             mq.delayed.cancel_where(predicate=predicate)
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_message_is_either_cancelled_or_released(tmp_path: Path) -> None:
-    """About half of the messages are due when others are cancelled, and one is about to be."""
-    clock, count = MovableClock(), 300
-    with serve(tmp_path / "mq", clock) as mq:
-        topic, due_ms = create_quick_topic(mq), now_ms() + 100_000
-        due_times = [due_ms + 1_000 * i for i in range(count)]
-        rows = pa.table({"value": [f"{i:03}" for i in range(count)], "deliver_at": due_times})
-        receipts = mq.publish(topic, rows).receipts()
-        clock.advance(seconds=100 + count // 2)
-        wait_for_messages(mq, topic, 1)
-        chosen = [*range(0, count, 7)]
-        first_outcomes = [mq.delayed.cancel(receipt.as_py()) for receipt in receipts.column("receipt").take(chosen)]
-        outcomes = mq.delayed.cancel_where(topic).column("outcome").to_pylist() + first_outcomes
-        until(lambda: mq.delayed.all(topic) == [])
-        released = values(mq, topic)
-    assert len(released) == count - outcomes.count("cancelled")
-    cancelled = {f"{i:03}" for i, outcome in zip(chosen, first_outcomes, strict=True) if outcome == "cancelled"}
-    assert cancelled.isdisjoint(released)
-    assert {"cancelled", "released"} == {*first_outcomes}
 
 
 def test_malformed_receipt_is_refused(mq: Connection) -> None:

@@ -16,7 +16,6 @@ from deltalake import DeltaTable
 from finals import (
     PATIENCE_S,
     are_all_final,
-    check_each_added_once,
     check_final_messages,
     let_readers_move_on,
     read_from_final_files,
@@ -30,11 +29,9 @@ from lakemq.engine.maintenance import final_files, final_table
 from lakemq.engine.maintenance.final_files import STALE_MS, FinalFileWriter, measure_final_lag_ms
 from lakemq.engine.maintenance.final_table import choose_last_files, count_missing_files, list_named_files
 from lakemq.engine.maintenance.retention import measure_sizes, read_live_state
-from lakemq.engine.maintenance.row_audit import compare_with_replay
 from lakemq.engine.namespace.crash import nowhere
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.load import read_watermark
-from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
 from lakemq.engine.protocol.values.topics import DeleteRecords
 from lakemq.engine.sequencer.term import Finalizing
@@ -67,23 +64,6 @@ def read_places(path: Path) -> list[tuple[str, int, bytes]]:
 
 def list_files(path: Path) -> list[str]:
     return DeltaTable(str(path / "final_messages")).file_uris()
-
-
-def test_deleted_messages_leave_files_that_have_others(tmp_path: Path) -> None:
-    path = tmp_path / "mq"
-    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
-        mq.topics.create("a", 2)
-        mq.publish("a", pa.table({"value": list("01234567"), "key": list("01234567")}))
-        until(lambda: are_all_final(mq))
-        ends = mq.end_offsets("a")
-        mq.topics.delete_records("a", {0: ends[0] // 2})
-        until(lambda: are_all_final(mq))
-        mq.topics.delete_records("a", {0: ends[0] - 1, 1: ends[1]})
-        until(lambda: are_all_final(mq))
-        assert len(read_rows(path)) == 1
-        mq.topics.delete_records("a", {0: -1})
-        until(lambda: not list_files(path))
-        check_each_added_once(mq)
 
 
 def test_rows_that_pack_well_are_written_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,28 +136,6 @@ def test_file_with_a_damaged_page_stays_and_holds_nothing_up(tmp_path: Path) -> 
         check_final_messages(mq)
 
 
-def test_small_files_become_one_in_the_order_of_offsets(mq: Connection, mq_clock: MovableClock) -> None:
-    mq.topics.create("a", 2)
-    for number in range(8):
-        values = [f"{number} {i}" for i in range(100 * (number + 1))]  # no file is larger than those after it
-        mq.publish("a", pa.table({"value": values, "key": values}))
-        until(lambda: are_all_final(mq))
-    path = Path(mq.namespace.path)
-
-    def check() -> bool:
-        let_readers_move_on(mq, mq_clock)
-        return len(list_files(path)) <= 3
-
-    wait_until(check, "merges", PATIENCE_S)
-    read_from_final_files(mq, mq_clock)
-    check_final_messages(mq)
-    assert describe_files("a", mq) == "final"
-    assert compare_with_replay(take_snapshot(mq.namespace.store), mq.namespace.config).differing["segments"] == 0
-    table = DeltaTable(str(path / "final_messages"))
-    files = sorted(pa.table(table.get_add_actions(flatten=True)).to_pylist(), key=itemgetter("modification_time"))
-    assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
-
-
 @pytest.mark.extended
 def test_files_of_a_topic_have_times_in_their_order_though_a_store_tells_seconds(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
@@ -200,7 +158,6 @@ def test_files_of_a_topic_have_times_in_their_order_though_a_store_tells_seconds
     assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
 
 
-@pytest.mark.extended
 def test_new_leader_merges_files_that_were_final_before(tmp_path: Path, mq_clock: MovableClock) -> None:
     path = tmp_path / "mq"
     with serve(path, mq_clock, {**CONFIG, "compact.min.files": 1_000, "merge.grace.ms": 9_000}) as mq:

@@ -1,16 +1,12 @@
 """Groups are deleted, and their offsets reset, with a sequencer that decides."""
 
-import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
-from unit.served import new_name, new_topic, now_ms, served, until
+from unit.served import new_name, new_topic
 
-import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import (
     GroupIdNotFound,
@@ -18,7 +14,6 @@ from lakemq.errors import (
     InvalidTopic,
     UnknownTopicOrPartition,
 )
-from lakemq.jobs.cli import app
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
@@ -97,40 +92,3 @@ def test_bad_resets_are_refused(mq: Connection, topic: str, group: str) -> None:
             reset(missing_group, to=to)
         with pytest.raises(UnknownTopicOrPartition):
             reset(group, "no-topic", to)
-
-
-@pytest.mark.slow
-def test_lag_counts_messages_deleted_before_the_group_read_them(tmp_path: Path) -> None:
-    with served(tmp_path) as mq:
-        mq.topics.create("t", 2)
-        mq.publish("t", pa.table({"value": ["v"] * 10, "partition": [0, 1] * 5}))
-        with mq.consumer("g", assign=["t"]) as consumer:
-            consumer.commit({("t", 0): 2, ("t", 1): 5})
-        mq.topics.delete_records("t", {0: 4, 1: 5})
-        path = mq.namespace.path
-    with lakemq.connect(path) as connection:
-        assert [partition.deleted for partition in connection.groups.lag("g")] == [2, 0]
-        assert connection.groups.describe("g").deleted == 2
-    result = CliRunner().invoke(app, ["--path", path, "groups", "describe", "g", "--output", "json"])
-    assert json.loads(result.stdout)["deleted"] == 2
-
-
-@pytest.mark.slow
-def test_leader_forgets_offsets_after_their_retention(tmp_path: Path) -> None:
-    with served(tmp_path) as mq:
-        mq.topics.create("t")
-        for group, retention_ms in (("soon", 1_000), ("kept", -1)):
-            mq.groups.create(group, {"offsets.retention.ms": retention_ms})
-            with mq.consumer(group, assign=["t"]) as consumer:
-                consumer.commit({("t", 0): 0})
-        expires_at_ms = mq.groups.describe("soon").expires_at_ms
-        assert expires_at_ms is not None
-        assert mq.groups.describe("kept").expires_at_ms is None
-        path = mq.namespace.path
-    until(lambda: now_ms() > expires_at_ms)
-    with lakemq.connect(path) as connection:
-        assert connection.groups.lag("soon")
-        connection.step_until_idle()
-        assert connection.groups.lag("soon") == []
-        assert [partition.committed_offset for partition in connection.groups.lag("kept")] == [0]
-        assert connection.state().now_ms > expires_at_ms
