@@ -317,36 +317,16 @@ def test_an_error_of_a_newer_engine_keeps_its_name() -> None:
 
 
 def test_kafkas_codes_are_kept() -> None:
-    codes = {e.name: e.code for e in errors.all_errors() if e.code is not None}
-    expected = {
-        "OFFSET_OUT_OF_RANGE": 1,
-        "UNKNOWN_TOPIC_OR_PARTITION": 3,
+    """Stories check those of the errors that requests get."""
+    codes = {error.name: error.code for error in errors.all_errors() if error.code is not None}
+    others = {
         "REQUEST_TIMED_OUT": 7,
-        "MESSAGE_TOO_LARGE": 10,
-        "OFFSET_METADATA_TOO_LARGE": 12,
-        "INVALID_TOPIC_EXCEPTION": 17,
-        "INVALID_GROUP_ID": 24,
         "INVALID_TIMESTAMP": 32,
-        "TOPIC_ALREADY_EXISTS": 36,
-        "INVALID_PARTITIONS": 37,
-        "INVALID_CONFIG": 40,
-        "INVALID_REQUEST": 42,
-        "OUT_OF_ORDER_SEQUENCE_NUMBER": 45,
-        "INVALID_PRODUCER_EPOCH": 47,
-        "INVALID_TXN_STATE": 48,
-        "INVALID_PRODUCER_ID_MAPPING": 49,
-        "INVALID_TRANSACTION_TIMEOUT": 50,
-        "UNKNOWN_PRODUCER_ID": 59,
-        "INVALID_RECORD": 87,
-        "UNSTABLE_OFFSET_COMMIT": 88,
         "THROTTLING_QUOTA_EXCEEDED": 89,
-        "PRODUCER_FENCED": 90,
-        "TRANSACTIONAL_ID_NOT_FOUND": 105,
         "UNSUPPORTED_ASSIGNOR": 112,
-        "TRANSACTION_ABORTABLE": 120,
     }
-    assert codes == {**codes, **expected}
-    assert len(set(codes.values())) == len(codes)
+    assert others.items() <= codes.items()
+    assert len({*codes.values()}) == len(codes)
 
 
 def test_a_refusal_repeats_little_of_what_was_sent() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from lakemq.engine.protocol.hashing import (
     Partitioner,
-    java_hash,
     murmur2_partition,
     partition_keys,
     xxhash64_partition,
@@ -45,24 +44,6 @@ def test_every_partitioner_is_under_test():
 def test_xxhash64_is_sparks(key: bytes, spark: int):
     for count in (1, 7, 8, 1000, LARGEST):
         assert xxhash64_partition(key, count) == (spark % count + count) % count
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", 0),
-        ("a", 97),
-        ("polygenelubricants", -(2**31)),
-        ("hello", 99162322),
-        ("Aa", 2112),
-        ("BB", 2112),
-        ("\u00e9", 233),
-        ("\U0001f600", 31 * 0xD83D + 0xDE00),  # its two surrogates
-        ("\ud83d", 0xD83D),  # a single one, as Java allows
-    ],
-)
-def test_java_hash(text: str, expected: int):
-    assert java_hash(text) == expected
 
 
 # -- columns --------------------------------------------------------------------------------------------
