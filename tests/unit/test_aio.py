@@ -406,20 +406,3 @@ def test_run_awaits_each_call_of_a_connection_that_has_no_wrapper() -> None:
     for name in calls.keys() - wrapped:
         is_plain = not (inspect.isgeneratorfunction(calls[name]) or inspect.iscoroutinefunction(calls[name]))
         assert is_plain, name
-
-
-def test_a_schedule_is_created_and_a_function_runs_beside_the_loop(mq: Connection, topic: str) -> None:
-    def copy(connection: Connection, text: str) -> list[bytes]:
-        with connection.transaction(new_name("copy")) as transaction:
-            transaction.publish(topic, pa.table({"value": [text]}))
-        return [message.value for message in connection.fetch(topic)]
-
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        schedules = connection.sync.schedules
-        created = await connection.run(schedules.create, new_name("s"), topic, cron="0 0 29 2 *", missed="skip")
-        assert await connection.run(schedules.describe, created.name) == created
-        assert created in await connection.run(schedules.list)
-        await connection.run(schedules.delete, created.name)
-        assert await connection.run(copy, connection.sync, text="a") == [b"a"]
-
-    run(mq, main)

@@ -1,7 +1,6 @@
-"""Hooks at the end of the interpreter: their order, their time limits, and that forked children have none."""
+"""Hooks at the end of the interpreter, and their time limits. `test_serving_end.py` shows their order, and forks."""
 
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -35,39 +34,6 @@ def test_hanging_or_failing_hook_is_logged_and_others_run(caplog: pytest.LogCapt
     assert time.monotonic() - begun_s < LONG_S / 2
     assert "The hanging producer did not end within 0.01 s" in caplog.text
     assert "The failing producer could not be closed at exit: OSError: no space left" in caplog.text
-
-
-def test_forked_child_runs_no_hooks() -> None:
-    hooks = ExitHooks()
-    hooks.add(Stage.PRODUCERS, "of the parent", lambda: os._exit(7), LONG_S)
-    child = os.fork()
-    if child == 0:
-        hooks.run()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-PROGRAM = """
-import sys, threading
-from lakemq.engine.namespace.at_exit import HOOKS, Stage
-
-def work():
-    ended.wait(30)
-    print("thread", flush=True)
-
-ended = threading.Event()
-threading.Thread(target=work).start()
-for stage in reversed(Stage):
-    HOOKS.add(stage, stage.name, lambda stage=stage: print(stage.name, flush=True), 30)
-ended.set()
-raise SystemExit(3)
-"""
-
-
-def test_hooks_run_after_the_threads_of_the_interpreter() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (3, "")
-    assert ended.stdout.split() == ["thread", "PRODUCERS", "SERVING"]
 
 
 # -- calls of native libraries --------------------------------------------------------------------------

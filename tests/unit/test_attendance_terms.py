@@ -199,32 +199,6 @@ def test_a_process_is_known_by_when_it_started(scene: Terms) -> None:
     assert not is_process_gone(own_identity, "")
 
 
-@pytest.mark.extended
-@needs_identity
-@pytest.mark.slow
-def test_a_killed_process_that_nobody_waited_for_has_ended() -> None:
-    code = (
-        "from lakemq.engine.namespace.process import read_own_identity\nprint(read_own_identity(), flush=True); input()"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert child.stdout is not None
-    identity = child.stdout.readline().strip()
-    own_identity = read_own_identity()
-    try:
-        assert not is_process_gone(identity, own_identity)
-        child.kill()
-        deadline_s = time.monotonic() + 30
-        while not is_process_gone(identity, own_identity):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-    finally:
-        child.kill()
-        child.communicate()
-    assert is_process_gone(identity, own_identity)
-
-
 def test_beats_of_older_and_newer_versions_are_read() -> None:
     """Processes of two versions may work in one namespace."""
     assert decode_beat(msgspec.msgpack.encode([["g", "m", 3]])) == [MemberBeat("g", "m", 3)]

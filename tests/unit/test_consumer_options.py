@@ -14,7 +14,7 @@ from lakemq.engine.client.consume.group_consumer import read_member_options
 from lakemq.engine.client.consume.options import (
     CONSUMER,
 )
-from lakemq.errors import InvalidConfig, InvalidRequest
+from lakemq.errors import InvalidRequest
 
 QUEUE = {"group.protocol": "queue"}
 
@@ -56,17 +56,6 @@ def test_assignor_is_a_name_or_a_list_in_order_of_preference() -> None:
     for wrong in ([], [3], {"range": 1}, 3, [f"a{n}" for n in range(21)]):
         with pytest.raises(InvalidRequest, match="assignor"):
             read_member_options(["t"], QUEUE, {"assignor": wrong})
-
-
-@pytest.mark.slow
-def test_none_means_the_default_and_unknown_options_are_named(mq: Connection) -> None:
-    topic = new_topic(mq)
-    with mq.consumer(new_name("g"), topics=[topic], session_timeout_ms=None, listener=None, ack_mode=None):
-        pass
-    with pytest.raises(InvalidConfig, match="did you mean session_timeout_ms"):
-        mq.consumer(new_name("g"), topics=[topic], session_timeout=6_000)  # type: ignore[call-arg,unused-ignore]
-    with pytest.raises(InvalidConfig, match="session_timeout_ms"):
-        mq.consumer(new_name("g"), assign=[topic], session_timeout_ms=6_000)
 
 
 CLASSIC = pytest.param("classic", marks=pytest.mark.extended)

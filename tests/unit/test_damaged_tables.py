@@ -24,7 +24,6 @@ from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.projection import RESTORED
-from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import NewerFormat, RequestTimedOut, StorageError, TableDamaged
 from lakemq.tables.specs.topics import SEGMENTS
@@ -148,16 +147,6 @@ def test_create_of_a_topic_that_cannot_be_read_is_not_reported_as_refused(
         assert reader.topics.describe("new").settings["max.message.bytes"] == 1_000
 
 
-def test_a_step_of_a_newer_format_is_named(path: Path) -> None:
-    """A bit that flips in its first bytes looks like one."""
-    step = max((path / "steps").iterdir())
-    content = step.read_bytes()
-    place = content.index(bytes([FORMAT_VERSION]), 0, 8)
-    step.write_bytes(content[:place] + bytes([FORMAT_VERSION | 64]) + content[place + 1 :])
-    with lakemq.connect(path) as mq, pytest.raises(NewerFormat, match=rf"steps/{step.name}, or its first bytes are"):
-        mq.topics.list()
-
-
 def step_forever(sequencer: Sequencer) -> None:
     while True:
         sequencer.step()
@@ -191,30 +180,6 @@ def test_a_table_that_claims_later_steps_than_the_log_has_gets_no_rows(path: Pat
         with pytest.raises(TableDamaged, match=r"segments has steps up to \d+, the log up to \d+"):
             step_forever(sequencer)
         published.join(30)
-
-
-@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_a_fetch_notices_offsets_that_the_statistics_of_a_log_hide(path: Path, isolation: Any) -> None:
-    """A file of segments is skipped if its last offset is said to be before those that are fetched."""
-
-    def lower_last_offset(action: dict[str, Any]) -> None:
-        if "add" in action:
-            statistics = json.loads(action["add"]["stats"])
-            statistics["maxValues"]["last_offset"] -= 1
-            action["add"]["stats"] = json.dumps(statistics)
-
-    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
-        for value in ("a", "b"):
-            mq.publish("t", pa.table({"value": [value]}))
-            mq.sql("SELECT 1", wait_ms=10_000)
-    with lakemq.connect(path) as mq:
-        assert [message.value for message in mq.fetch("t", start=1, isolation=isolation)] == [b"b"]
-    change_newest_entry(path / "segments", lower_last_offset)
-    with (
-        lakemq.connect(path) as mq,
-        pytest.raises(TableDamaged, match="1 offsets of t are in no row of segments"),
-    ):
-        mq.fetch("t", start=1, isolation=isolation)
 
 
 def test_a_segment_that_names_no_file_is_damage(path: Path) -> None:

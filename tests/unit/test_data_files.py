@@ -23,7 +23,7 @@ from lakemq.engine.namespace.data_file_reader import open_data_file, verify_file
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
-from lakemq.errors import FileMissing, FileTruncated, StorageError
+from lakemq.errors import FileMissing, FileTruncated
 from lakemq.jobs.doctor.namespace import check_data_files
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, file_stem
 from lakemq.tables.storage.object_stores.files import LocalFiles
@@ -172,17 +172,6 @@ def test_a_damaged_footer_is_not_given_to_arrow(tmp_path: Path) -> None:
     assert list(verify_files(files, {FINE: written.footer_hash})) == [FINE]
     path.write_bytes(content)
     assert verify_files(files, {FINE: written.footer_hash}) == verify_files(files, {}) == {}
-
-
-def test_fetch_of_a_forbidden_file_may_be_retried(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic, file = create_filled_topic(mq)
-
-    def deny(name: str) -> pa.NativeFile:
-        raise PermissionError(13, "Permission denied", name)
-
-    monkeypatch.setattr(mq.namespace.files, "open_input", deny)
-    with pytest.raises(StorageError, match=file.stem):
-        mq.fetch(topic).to_arrow()
 
 
 # -- files in requests ----------------------------------------------------------------------------------

@@ -34,21 +34,6 @@ def test_option_names_and_words_ignore_case_and_the_prefix_of_kafka() -> None:
     assert (options.isolation, options.group) == ("read_uncommitted", "billing")
 
 
-def test_offsets_and_times_by_partition_are_json() -> None:
-    options = parse_batch_options(
-        {
-            **READ,
-            "startingOffsets": '{"orders": {"0": 23, "1": -2}}',
-            "endingOffsets": '{"orders": {"0": 50, "1": -1}}',
-        }
-    )
-    assert options.start.offsets == {"orders": {0: 23, 1: -2}}
-    assert options.end.offsets == {"orders": {0: 50, 1: -1}}
-    timed = parse_batch_options({**READ, "startingOffsetsByTimestamp": '{"orders": {"0": 7}}', "endingTimestamp": "9"})
-    assert timed.start == OffsetBound(times_ms={"orders": {0: 7}})
-    assert timed.end == OffsetBound(time_ms=9, fallback="latest")
-
-
 def test_one_time_precedes_times_by_partition_and_these_precede_offsets() -> None:
     settings = {**READ, "startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"orders": {"0": 7}}'}
     assert parse_stream_options(settings).start.times_ms == {"orders": {0: 7}}

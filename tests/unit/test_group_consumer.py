@@ -83,20 +83,6 @@ def test_paused_partition_is_not_read_until_it_is_resumed(mq: Connection) -> Non
             consumer.pause([(topic, 2)])
 
 
-def test_new_owner_begins_at_the_log_start_where_messages_were_deleted(mq: Connection) -> None:
-    """The setting of the present owner makes no difference: the first owner determined where the group begins."""
-    topic, group = new_topic(mq, 2), new_name("g")
-    add(mq, topic, {0: 5, 1: 5})
-    first = member(mq, group, topic)
-    settle(first, on=lambda: len(list_partitions(first)) == 2)
-    second = mq.consumer(group, topics=[topic], protocol="cooperative")
-    mq.topics.delete_records(topic, {0: 2, 1: 2})
-    settle(first, on=lambda: list_partitions(first) == [0])
-    assert texts(second.poll(timeout_ms=5_000)) == ["1.2", "1.3", "1.4"]
-    second.close()
-    first.close()
-
-
 # -- changing hands -----------------------------------------------------------------------------------------
 
 
