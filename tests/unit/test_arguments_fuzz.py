@@ -7,6 +7,7 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from operator import attrgetter
@@ -42,66 +43,21 @@ class Odd:
         raise RuntimeError("no")
 
 
+TEXTS = [None, "", "4", TOPIC, "earliest", "\ud800", "a\0b", "x" * 300, b"t", np.str_(TOPIC)]
+NUMBERS = [0, 1, -1, 2**31, 2**63, -(2**70), 2**20_000, 1.0, float("nan"), True, np.int64(1)]
+TIMES = [pd.NaT, datetime(1970, 1, 1), datetime.max, datetime.min.replace(tzinfo=UTC), date(2024, 1, 1)]
+LISTS = [[0], ["t"], [None], [("t", 0)], (0, 1), {1, 2}, np.array([0, 1]), pa.array(["v"])]
+MAPPINGS = [{0: 1}, {"0": 1}, {None: None}, {7: 0}, {("t", 0): 1}, {("t", 0): 2**70}, {"t": 0}, {"\ud800": 1}]
+COLUMNS: list[dict[str, Any]] = [{"value": ["v"]}, {"value": [1]}, {"key": ["k"]}, {"value": pa.nulls(2)}]
+FRAMES: list[dict[Any, Any]] = [{"value": ["v", None]}, {"value": ["v", 1]}, {("a", "b"): [1]}]
+VALUES = [*TEXTS, *NUMBERS, *TIMES, *LISTS, *MAPPINGS, {"retention.ms": "x"}, object(), Odd(), len]
 ODD: list[Callable[[], Any]] = [
-    lambda: None,
-    lambda: "",
-    lambda: "4",
-    lambda: TOPIC,
-    lambda: "earliest",
-    lambda: "\ud800",
-    lambda: "a\0b",
-    lambda: "x" * 300,
-    lambda: b"t",
-    lambda: 0,
-    lambda: 1,
-    lambda: -1,
-    lambda: 2**31,
-    lambda: 2**63,
-    lambda: -(2**70),
-    lambda: 2**20_000,
-    lambda: 1.0,
-    lambda: float("nan"),
-    lambda: True,
-    lambda: np.int64(1),
-    lambda: np.str_(TOPIC),
-    lambda: np.array([0, 1]),
-    lambda: pd.NaT,
-    lambda: datetime(1970, 1, 1),
-    lambda: datetime.max,
-    lambda: datetime.min.replace(tzinfo=UTC),
-    lambda: date(2024, 1, 1),
-    list,
-    lambda: [0],
-    lambda: ["t"],
-    lambda: [None],
-    lambda: [("t", 0)],
-    lambda: (0, 1),
-    dict,
-    lambda: {0: 1},
-    lambda: {"0": 1},
-    lambda: {None: None},
-    lambda: {7: 0},
-    lambda: {("t", 0): 1},
-    lambda: {("t", 0): 2**70},
-    lambda: {"t": 0},
-    lambda: {"retention.ms": "x"},
-    lambda: {"\ud800": 1},
-    lambda: {1, 2},
+    *(lambda value=value: copy(value) for value in VALUES),
+    *(lambda columns=columns: pa.table(columns) for columns in COLUMNS),
+    *(lambda columns=columns: pd.DataFrame(columns) for columns in FRAMES),
     lambda: (n for n in range(2)),
-    lambda: object(),
-    lambda: Odd(),
-    lambda: len,
-    lambda: pa.table({"value": ["v"]}),
-    lambda: pa.table({"value": [1]}),
-    lambda: pa.table({"key": ["k"]}),
     lambda: pa.table([pa.array(["v"]), pa.array(["w"])], names=["value", "value"]),
-    lambda: pa.table({"value": pa.nulls(2)}),
-    lambda: pa.array(["v"]),
-    lambda: pd.DataFrame({"value": ["v", None]}),
-    lambda: pd.DataFrame({"value": ["v", 1]}),
-    lambda: pd.DataFrame({("a", "b"): [1]}),
 ]
-
 
 PUBLIC = {
     "": Connection,
