@@ -147,21 +147,6 @@ def go_on_past(player: Player, step: int) -> None:
             player.world.clock.sleep(30_000)
 
 
-@pytest.mark.extended
-def test_a_standby_that_missed_the_log_leads_when_its_turn_comes(player: Player) -> None:
-    standby, background = player.world.sequencer()
-    assert not standby.try_lead()
-    go_on_past(player, player.leader.state.step)
-    player.background.alive = False  # killed
-    assert not standby.try_lead()
-    player.world.clock.sleep(LEASE_MS + 1)
-    assert standby.try_lead()
-    player.leader, player.background = standby, background
-    player.publish()
-    player.step()
-    player.settle()
-
-
 def test_a_reader_that_missed_the_log_sees_all_that_was_acknowledged(player: Player) -> None:
     player.publish()
     player.step()
