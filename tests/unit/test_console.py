@@ -63,6 +63,7 @@ def test_every_page_opens_and_runs_only_the_scripts_of_charts_and_of_the_tail(br
         assert re.findall("<script.*", page) == scripts, path
         assert re.findall(r'(?:src|href)="(?:https?:)?//', page) == [], path
         assert re.findall(r"<[^>]* (?:on\w+|style)=", page) == [], path
+        assert "/change/" not in page, f"{path} of a console that only shows"
         assert [entry.href for entry in MENU if f'href="{entry.href}"' not in page] == [], path
 
 

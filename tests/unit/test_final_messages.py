@@ -181,7 +181,7 @@ def write_all_kinds(mq: lakemq.Connection) -> None:
     """Publish messages of all kinds to the topic a, and let all but the last one become final."""
     mq.topics.create("a", 2, config={"message.timestamp.type": "LogAppendTime", "ttl.ms": 600_000})
     mq.groups.create("g", {"group.protocol": "queue"})
-    for _ in range(4):
+    for _ in range(2):
         mq.publish("a", pa.table({"value": list("0123456789"), "key": list("0123456789")}))
         mq.publish("a", pa.table({"value": ["gone", "alive"], "key": ["1", "2"], "ttl_ms": [1, 500_000]}))
         with mq.producer("tx") as producer:

@@ -17,6 +17,7 @@ from lakemq.engine.client.format import tasks
 from lakemq.engine.client.format.stream import BatchReader
 from lakemq.errors import InvalidConfig, InvalidRegularExpression, OffsetOutOfRange, UnknownTopicOrPartition
 
+SERVED_WITH = {"project.interval.ms": 500}
 pytestmark = pytest.mark.slow
 
 

@@ -159,7 +159,7 @@ def test_step_unless_led_succeeds_while_another_sequencer_leads(
         new_topic(mq)  # from now on it leads
         path = mq.namespace.path
         assert step.main(["--path", path, "--until-idle", "--wait-ms", "100"]) == 4
-        assert step.main(["--path", path, "--until-idle", "--unless-led"]) == 0
+        assert step.main(["--path", path, "--until-idle", "--wait-ms", "100", "--unless-led"]) == 0
         leader = mq.state().leader
     out, err = capsys.readouterr()
     assert last_line(out)["letters"] == 0
