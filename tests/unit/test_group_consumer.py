@@ -12,7 +12,6 @@ from targets import extended_but
 from unit.consuming import RecordingListener, add, list_partitions, new_group, texts
 from unit.served import new_name, new_topic, until
 
-import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
@@ -198,16 +197,6 @@ def test_removed_member_joins_again_with_its_next_poll(mq: Connection) -> None:
     settle(consumer, on=lambda: list_partitions(consumer) == [0])
     assert consumer.member_id != before
     assert listener.events == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
-    consumer.close()
-
-
-def test_closing_connection_leaves_its_groups(mq: Connection) -> None:
-    topic, group, listener = new_topic(mq, 2), new_name("g"), RecordingListener()
-    with lakemq.connect(mq.namespace.path) as other:
-        consumer = member(other, group, topic, listener=listener)
-        settle(consumer, on=lambda: list_partitions(consumer) == [0, 1])
-    assert listener.events == [("assigned", [0, 1]), ("revoked", [0, 1])]
-    until(lambda: mq.groups.describe(group).members == 0)
     consumer.close()
 
 
