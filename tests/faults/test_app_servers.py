@@ -81,21 +81,68 @@ def test_service_of_gunicorn_stores_each_order(
     assert sorted(values(mq, "orders")) == sorted(f"order {number}" for number in range(20))
 
 
+ORDERS = [f"order {number}" for number in range(20)]
+CELERY = ["celery", "--app", "tasks", "worker", "--pool", "prefork", "--concurrency", "2", "--loglevel", "INFO"]
+
+
+def queue_orders(mq: Connection, folder: Path, program: str) -> dict[str, str]:
+    """Write the program, give a broker in files a task for each order, and return the environment of both."""
+    options = {"data_folder_in": "queue", "data_folder_out": "queue", "control_folder": "control"}
+    (folder / "tasks.py").write_text(f"{program}\napp.conf.broker_transport_options = {options!r}\n")
+    (folder / "queue").mkdir()
+    env = {"SHOP": mq.namespace.path, "BROKER": "filesystem://"}
+    send = f"import tasks\nfor order in {ORDERS}: tasks.place_order.delay(order)"
+    subprocess.run([sys.executable, "-c", send], cwd=folder, env={**os.environ, **env}, check=True)
+    assert len([*(folder / "queue").iterdir()]) == len(ORDERS)
+    return env
+
+
 def test_tasks_of_celery_store_each_order_and_its_processes_send_the_rest_when_they_stop(
     mq: Connection, orders: None, tmp_path: Path
 ) -> None:
     (program,) = read_blocks("processes.md", "python celery")
     program = program.replace("connect().producer()", "connect().producer(linger_ms=60_000)")
-    folder = {"data_folder_in": "queue", "data_folder_out": "queue", "control_folder": "control"}
-    (tmp_path / "tasks.py").write_text(f"{program}\napp.conf.broker_transport_options = {folder!r}\n")
-    (tmp_path / "queue").mkdir()
-    (tmp_path / "done").mkdir()
-    env = {"SHOP": mq.namespace.path, "BROKER": "filesystem://"}
-    send = "import tasks\nfor number in range(20): tasks.place_order.delay(f'order {number}')"
-    subprocess.run([sys.executable, "-c", send], cwd=tmp_path, env={**os.environ, **env}, check=True)
-    assert len([*(tmp_path / "queue").iterdir()]) == 20
-    worker = ["celery", "--app", "tasks", "worker", "--pool", "prefork", "--concurrency", "2", "--loglevel", "INFO"]
-    with run_server(tmp_path, *worker, **env):
+    env = queue_orders(mq, tmp_path, program)
+    with run_server(tmp_path, *CELERY, **env):
         until(lambda: (tmp_path / "log.txt").read_text().count("succeeded in") == 20)
         assert values(mq, "orders") == []
-    assert sorted(values(mq, "orders")) == sorted(f"order {number}" for number in range(20))
+    assert sorted(values(mq, "orders")) == sorted(ORDERS)
+
+
+# Order 3 kills its process before its message is sent for sure, and order 4 after that. Order 5 waits for the test.
+DYING = """
+import signal, time
+from pathlib import Path
+
+def reach(moment, order):
+    place = Path(f"{order} {moment}")
+    if place.name not in ("order 3 sent", "order 4 flushed", "order 5 flushed") or place.exists():
+        return
+    place.touch()
+    if order != "order 5":
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(6_000):
+        if Path("may end").exists():
+            break
+        time.sleep(0.01)
+
+"""
+
+
+def test_no_order_is_lost_when_processes_of_celery_are_killed_and_it_is_stopped_while_tasks_run(
+    mq: Connection, orders: None, tmp_path: Path
+) -> None:
+    program, late = (read_blocks("processes.md", f"{language} celery")[0] for language in ("python", "py"))
+    begin, end = program.index("@app.task"), program.index("@worker_process_shutdown")
+    send = '    producer().send("orders", order)\n'
+    assert late.endswith(f"{send}    producer().flush()\n")
+    late = late.replace(send, f"{send}    reach('sent', order)\n") + "    reach('flushed', order)\n\n\n"
+    env = queue_orders(mq, tmp_path, f"{program[:begin]}{DYING}{late}{program[end:]}")
+    with run_server(tmp_path, *CELERY, **env) as worker:
+        until(lambda: (tmp_path / "order 5 flushed").exists())
+        worker.send_signal(signal.SIGTERM)
+        until(lambda: "Warm shutdown" in (tmp_path / "log.txt").read_text())
+        (tmp_path / "may end").touch()
+        assert worker.wait(END_S) == 0
+    with run_server(tmp_path, *CELERY, **env):
+        until(lambda: len([*tmp_path.glob("order *")]) == 3 and set(values(mq, "orders")) == set(ORDERS))
