@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -42,13 +42,14 @@ class Observation:
 
     Attributes:
         state: topics, partitions, and who leads.
-        decided_step: the last step that changed more than the lease; 0 if the tables held it when they were loaded.
+        decided_ms: steps that changed more than the lease, and that the tables lacked when they were loaded, each with
+            when it was decided.
         groups, transactions, delayed: the same objects as those of the connection, which read this state. They also
             send requests.
     """
 
     state: State
-    decided_step: int
+    decided_ms: Mapping[int, int]
     groups: Groups
     transactions: Transactions
     delayed: DelayedMessages
@@ -80,7 +81,7 @@ class Observer(ProcessBound):
         """
         with self._fetcher.look() as reader:
             self._state = reader.state
-            yield Observation(reader.state, reader.decided_step, self._groups, self._transactions, self._delayed)
+            yield Observation(reader.state, reader.decided_ms, self._groups, self._transactions, self._delayed)
 
     def query(self, read: Callable[[State], T]) -> T:
         """Return what `read` makes of the state as of the newest step. Raises as `look`.

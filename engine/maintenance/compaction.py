@@ -285,6 +285,8 @@ class Compaction:
             live: as of the watermark just written.
         """
         files_by_topic = {topic_id: list(files) for topic_id, files in groupby(named, attrgetter("topic_id"))}
+        waiting = self._due_since_ms.items()
+        self._due_since_ms = {id_: since_ms for id_, since_ms in waiting if is_compacted(live.topics.get(id_))}
         run = self._run or self._begin(files_by_topic, stored, live)
         self._run = None
         if run is None or not is_compacted(live.topics.get(run.topic_id)):

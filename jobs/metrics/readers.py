@@ -161,8 +161,9 @@ def read_waiting(mq: Connection, observation: Observation, build: FamilyBuilder)
     put_ms = mq.namespace.files.modified_ms(f"{LETTERS}/{letters[0].name}") if letters else None
     age_ms = 0 if put_ms is None else max(0, find_store_now_ms(mq.namespace.files) - put_ms)
     watermark = read_watermark(mq.namespace.store)
-    behind = max(0, observation.decided_step - watermark.step)
-    projection_age_ms = find_store_now_ms(mq.namespace.files) - watermark.decided_at_ms if behind else 0
+    waiting = {step: time_ms for step, time_ms in observation.decided_ms.items() if step > watermark.step}
+    behind = max(waiting, default=watermark.step) - watermark.step
+    projection_age_ms = find_store_now_ms(mq.namespace.files) - min(waiting.values()) if waiting else 0
     yield build.value(
         "lakemq_letters_waiting", f"Letters that wait for the sequencer, counted up to {MOST_LETTERS}.", len(letters)
     )
@@ -175,7 +176,7 @@ def read_waiting(mq: Connection, observation: Observation, build: FamilyBuilder)
     )
     yield build.value(
         "lakemq_projection_age_seconds",
-        "Age of the state that the tables show while steps wait for them; 0 if none does.",
+        "Age of the oldest step that changed more than the lease and that the tables do not hold; 0 without one.",
         max(0, projection_age_ms) / 1000,
     )
 
@@ -387,7 +388,9 @@ def read_sizes(mq: Connection, observer: Observer, build: FamilyBuilder) -> Iter
     is_due = is_used and observer.query(lambda state: bool(state.leader))
     now_ms = find_store_now_ms(mq.namespace.files)
     lag_ms = measure_final_lag_ms(store, topics, now_ms) if is_due else 0
-    yield build.value("lakemq_final_lag_seconds", "Age of the oldest messages that could be final.", lag_ms / 1000)
+    yield build.value(
+        "lakemq_final_lag_seconds", "For how long messages could have been final and are not.", lag_ms / 1000
+    )
     missing = count_missing_files(store.open(SEGMENTS), live) if is_used else 0
     yield build.value(
         "lakemq_final_files_missing", "Files that final_messages lacks while later ones are read.", missing

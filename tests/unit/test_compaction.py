@@ -31,11 +31,13 @@ from lakemq.engine.maintenance.compaction import (
     find_times,
     mask_tombstones,
 )
+from lakemq.engine.maintenance.retention import LiveState
 from lakemq.engine.maintenance.row_audit import compare_with_replay
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import InvalidConfig, InvalidRecord
 from lakemq.jobs.audit import audit
 from lakemq.tables.specs.messages import FILE_SCHEMA, SUPERSEDED
+from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.testing import MovableClock, read_dead_letters, serve, wait_until
 
 CONFIG = {
@@ -272,6 +274,13 @@ def test_message_that_a_queue_gives_up_and_that_is_superseded_is_no_dead_letter(
         consumer.flush()
         assert {letter.value for letter in read_dead_letters(mq, at_least=2)} == {b"1", b"2"}
         until(lambda: sum(consumer.lag().values()) == 0)
+
+
+def test_deleted_topics_wait_for_no_compaction() -> None:
+    runs = compaction.Compaction(LocalFiles("."), 1)
+    runs._run, runs._due_since_ms = compaction._Run(7, 0, 9), {7: 1_000, 8: 1_000}
+    assert runs.choose([], {}, LiveState(9_000, {}, frozenset())) == []
+    assert runs.due_since_ms is None
 
 
 def test_message_without_key_is_refused_by_a_compacted_topic(mq: Connection) -> None:

@@ -21,7 +21,7 @@ from finals import (
     read_from_final_files,
 )
 from protocol_harness import Harness
-from unit.served import until
+from unit.served import until, wait_for_files
 
 import lakemq
 from lakemq import Connection
@@ -461,6 +461,26 @@ def test_messages_that_do_not_become_final_are_a_finding(tmp_path: Path) -> None
             assert "waited" in make_checks(other, other.observer())["final messages"]().found
     with lakemq.connect(path, config={"final.interval.ms": 1}) as mq:
         assert make_checks(mq, mq.observer())["final messages"]().ok, "no sequencer leads"
+
+
+def test_messages_could_be_final_since_no_transaction_that_began_before_is_open(tmp_path: Path) -> None:
+    clock, config = MovableClock(), {**CONFIG, "final.interval.ms": 86_400_000}
+    with serve(tmp_path / "mq", clock, config) as mq, mq.producer("tx", transaction_timeout_ms=900_000) as producer:
+        mq.topics.create("a", 2)
+        producer.begin_transaction()
+        producer.send("a", "1", partition=0).result()
+        mq.publish("a", pa.table({"value": ["2"], "partition": [0]}))
+        clock.ahead_ms += 600_000
+
+        def measure_lag_ms() -> int:
+            wait_for_files(mq)
+            return measure_final_lag_ms(mq.namespace.store, mq.state().topics, clock.now_ms())
+
+        assert measure_lag_ms() == 0
+        producer.commit_transaction()
+        assert 0 < measure_lag_ms() < 300_000
+        clock.ahead_ms += 600_000
+        assert measure_lag_ms() >= 600_000
 
 
 def test_file_that_is_gone_is_named(tmp_path: Path) -> None:

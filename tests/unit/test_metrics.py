@@ -13,11 +13,14 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from unit.busy_namespace import ORDERS, READERS, WORKERS, BusyNamespace, open_busy_namespace
+from unit.served import served, wait_for_files
 
+from lakemq.engine.client.connection import Connection
 from lakemq.errors import InvalidConfig
 from lakemq.jobs.metrics import readers, server
 from lakemq.jobs.metrics.readers import FamilyBuilder
 from lakemq.jobs.metrics.server import NamespaceCollector, serve_metrics
+from lakemq.testing import MovableClock
 
 pytestmark = pytest.mark.slow
 
@@ -179,3 +182,28 @@ def test_a_metric_has_a_bounded_number_of_series() -> None:
     assert len(gauge.samples) == 10
     assert len(states.samples) == 10
     assert build.dropped == {"lakemq_x": 15, "lakemq_s": 6}
+
+
+def read_projection(mq: Connection) -> tuple[float, float]:
+    """Return how far the tables are behind, in steps and in seconds."""
+    with mq.observer().look() as observation:
+        families = readers.read_waiting(mq, observation, FamilyBuilder())
+        values = {family.name: family.samples[0].value for family in families}
+    return values["lakemq_projection_lag_steps"], values["lakemq_projection_age_seconds"]
+
+
+def test_tables_are_as_old_as_the_first_step_that_they_lack_whatever_the_time_without_steps(tmp_path: Path) -> None:
+    clock = MovableClock()
+    with served(tmp_path, clock) as mq:
+        mq.topics.create("a")
+        wait_for_files(mq)
+        assert read_projection(mq) == (0, 0)
+    clock.ahead_ms += 8 * 3_600_000
+    with served(tmp_path, clock, **{"project.interval.ms": 3_600_000}) as mq:
+        mq.topics.create("b")
+        mq.topics.create("c")
+        behind, age_s = read_projection(mq)
+        assert behind >= 2
+        assert age_s < 1_000
+        clock.ahead_ms += 1_800_000
+        assert read_projection(mq)[1] >= 1_800

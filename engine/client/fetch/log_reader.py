@@ -97,9 +97,9 @@ class Reader:
         return 0 if self._based_at_ms is None else self._view.state.step
 
     @property
-    def decided_step(self) -> int:
-        """The last step that changed more than the lease, as of the last `refresh`; 0 if the loaded tables hold it."""
-        return self._view.decided_step
+    def decided_ms(self) -> Mapping[int, int]:
+        """Steps that changed more than the lease and that the loaded tables lack, each with when it was decided."""
+        return self._view.decided_ms
 
     @NATIVE_CALLS.guard
     def refresh(self, checks_end: bool = False) -> State:
@@ -275,15 +275,15 @@ def _sort(segments: pa.Table) -> pa.Table:
 class _View:
     """A load of a namespace, and the steps that were followed since.
 
-    `tail_rows` are the message rows of these steps. `decided_step` is the last of them that changed more than the
-    lease; 0 if none did. The tables are read as of the base step.
+    `tail_rows` are the message rows of these steps. `decided_ms` has those that changed more than the lease, each with
+    when it was decided. The tables are read as of the base step.
     """
 
     def __init__(
         self, store: Store, watermark_step: int, state: State, segments: TableHandle, steps: StepReader
     ) -> None:
         self.state, self._steps = state, steps
-        self.decided_step, self._base_step = 0, watermark_step
+        self.decided_ms = dict[int, int]()
         self._tail, self._stored, self.tail_rows = TailSegments(), StoredSegments(store), TailRows(store.files)
         self._table_id = segments.table_id
         self._stored.move_to(segments, watermark_step)
@@ -291,7 +291,7 @@ class _View:
     @property
     def has_tail(self) -> bool:
         """Whether steps after the watermark changed more than the lease, so that a newer one shortens the tail."""
-        return self.decided_step > self._base_step
+        return bool(self.decided_ms)
 
     def is_behind(self, count: int) -> bool:
         """Return whether more than so many steps have come since."""
@@ -306,7 +306,7 @@ class _View:
         if not steps:
             return True
         machine.follow(self.state, steps)
-        self.decided_step = next((step.step for step in reversed(steps) if not is_renewal(step)), self.decided_step)
+        self.decided_ms |= {step.step: step.decided_at_ms for step in steps if not is_renewal(step)}
         self.tail_rows.add(steps)
         self._tail.add(steps)
         return True
@@ -320,7 +320,7 @@ class _View:
         if segments.table_id != self._table_id or not self.follow() or self.state.step < watermark_step:
             return False
         self._stored.move_to(segments, watermark_step)
-        self._base_step = watermark_step
+        self.decided_ms = {step: time_ms for step, time_ms in self.decided_ms.items() if step > watermark_step}
         self._tail.forget(watermark_step)
         self.tail_rows.forget(watermark_step)
         return True
