@@ -1,18 +1,21 @@
 """Tests of the stored format: only LakeMQ writes the tables, and other versions are refused."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
+from unit.pages import read_page
 from unit.served import CONFIG
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.errors import NamespaceError, NewerFormat
+from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import INBOX, SCHEDULES
 from lakemq.tables.specs.registry import TABLES
@@ -127,3 +130,9 @@ def test_a_namespace_that_lacks_a_table_or_a_column_is_refused(folder: Path, has
         with pytest.raises(NamespaceError, match=refusal):
             sequencer.try_lead()
         sequencer.resign()
+
+
+def test_page_of_upgrades_has_the_formats_of_this_version() -> None:
+    version = re.escape(lakemq.__version__.removesuffix(".0"))
+    row = rf"^\| {version}\b.*\| {SCHEMA_VERSION} \| {FORMAT_VERSION} \|$"
+    assert re.search(row, read_page("operations.md"), re.MULTILINE)
