@@ -247,16 +247,20 @@ def begin_step(state: State, now_ms: int) -> int:
 
 
 def follow(state: State, steps: Iterable[Step]) -> None:
-    """Fold decided steps, in order, into a state that is never projected, and forget what they have changed."""
-    replay(state, steps)
+    """Fold decided steps, in order, into a state that is never projected, and forget what they have changed.
+
+    Answers are left out: only the leader gives them again.
+    """
+    replay(state, steps, left_out=Answered)
     state.changes = Changes()
 
 
-def replay(state: State, steps: Iterable[Step]) -> State:
-    """Fold decided steps, in order, into the state, and return it."""
+def replay(state: State, steps: Iterable[Step], left_out: type[Record] | None = None) -> State:
+    """Fold decided steps, in order, into the state, and return it. left_out: a kind of records to pass over."""
     for step in steps:
         state.step, state.now_ms = step.step, max(state.now_ms, step.decided_at_ms)
         state.begin_step()
         for entry in step.entries:
-            evolve(state, entry.record, entry.segments)
+            if type(entry.record) is not left_out:
+                evolve(state, entry.record, entry.segments)
     return state

@@ -400,10 +400,10 @@ def test_a_step_notes_all_rows_that_it_changes(seed: int) -> None:
         before = now
 
 
-def test_follower_keeps_no_list_of_changes() -> None:
+def test_a_follower_keeps_neither_a_list_of_changes_nor_answers() -> None:
     state = State()
     machine.follow(state, build_busy_namespace(1).steps)
-    assert state.changes == Changes()
+    assert (state.changes, state.clients) == (Changes(), {})
 
 
 def test_the_busy_namespace_knows_every_kind_of_decision() -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.topics import SEGMENTS
+from lakemq.tables.specs.transactions import CLIENTS
 from lakemq.tables.storage.coordination.step_objects import StepsGone
 from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle
 from lakemq.tables.storage.native_calls import NATIVE_CALLS
@@ -36,7 +37,14 @@ from ...protocol.errors import LakeMQError, OffsetOutOfRange, ReadOvertaken, Ste
 from ...protocol.projection import READERS, RESTORED
 from ...protocol.values.journal import Step, is_renewal
 from ...protocol.values.log import RowsJournaled
-from ...protocol.values.segments import Segments, cut_segments, find_continuations, merge_continuations
+from ...protocol.values.segments import (
+    Segments,
+    cut_segments,
+    filter_rows,
+    find_continuations,
+    is_kind,
+    merge_continuations,
+)
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic
 from .lookup import (
@@ -48,15 +56,13 @@ from .lookup import (
     OffsetRange,
     StoredSegments,
     collect_segments,
-    filter_rows,
-    is_kind,
 )
 
 REBASE_MS = 15_000
 """Age at which a reader moves to a newer watermark, so that its tail stays short."""
 
-WHOLE = RESTORED
-"""The tables of a reader that needs everything a sequencer knows."""
+WHOLE = tuple(name for name in RESTORED if name != CLIENTS.name)
+"""The tables of a reader that needs everything a sequencer knows, but the answers that clients got."""
 
 _MOST_FOLLOWED = 1_000
 """Steps up to which a reader that looks rarely follows instead of loading: to follow them takes a quarter as long."""

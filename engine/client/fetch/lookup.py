@@ -24,10 +24,9 @@ from lakemq.tables.storage.delta.store import Store, TableHandle
 from lakemq.tables.storage.parquet import open_parquet
 
 from ...protocol.values.journal import Step
-from ...protocol.values.segments import segments_to_table
+from ...protocol.values.segments import Mask, filter_rows, is_kind, segments_to_table
 
 Numbers = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -138,17 +137,6 @@ class Lookup:
         in_range = (pc.field("base_offset") < self.end) | (pc.field("kind") == "abort")
         of_topic = pc.field("topic_id") == self.topic_id
         return of_topic & of_partitions & (pc.field("last_offset") >= self.start) & in_range
-
-
-def filter_rows(segments: pa.Table, mask: Mask) -> pa.Table:
-    """Return the rows of the mask. Nothing is copied if these are all rows, as in a fetch of a whole log."""
-    return segments if mask.all() else segments.filter(pa.array(mask))
-
-
-def is_kind(segments: pa.Table, kind: str) -> Mask:
-    """Return a mask of the segments of this kind."""
-    mask: Mask = pc.equal(segments.column("kind"), kind).to_numpy()
-    return mask
 
 
 def collect_segments(steps: Iterable[Step]) -> pa.Table:

@@ -125,6 +125,17 @@ def _lists_to_tables(parts: list[Sequence[list[Any]]]) -> list[pa.Table]:
 # -- parts ------------------------------------------------------------------------------------------------
 
 
+def filter_rows(segments: pa.Table, mask: Mask) -> pa.Table:
+    """Return the rows of the mask. Nothing is copied if these are all rows, as in a fetch of a whole log."""
+    return segments if mask.all() else segments.filter(pa.array(mask))
+
+
+def is_kind(segments: pa.Table, kind: str) -> Mask:
+    """Return a mask of the segments of this kind."""
+    mask: Mask = pc.equal(segments.column("kind"), kind).to_numpy()
+    return mask
+
+
 def cut_segments(segments: pa.Table, skipped: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> pa.Table:
     """Return the segments without their first rows, and with so many rows. They may lack columns."""
     changes = {
