@@ -12,7 +12,7 @@ from unit.consuming import (
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.ack_sender import split_into_requests
+from lakemq.engine.client.consume.outcomes import split_into_requests
 from lakemq.engine.protocol.values.deliveries import MAX_RANGES, Acknowledgement, AckOutcome
 from lakemq.errors import (
     FencedMemberEpoch,

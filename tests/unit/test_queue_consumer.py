@@ -8,7 +8,7 @@ from unit.consuming import add, join_queue_group, list_partitions, read_deliveri
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue_poll import AckTracker
+from lakemq.engine.client.consume.outcomes import AckTracker
 from lakemq.engine.protocol.values.deliveries import Deliveries
 from lakemq.errors import IllegalState, NoOffsetForPartition
 
@@ -136,7 +136,7 @@ def test_interrupted_poll_counts_no_delivery(mq: Connection, monkeypatch: pytest
 
         def interrupt(*arguments: Any, **more: Any) -> None:
             tell(*arguments, **more)
-            if consumer._reader._planner.count_open():
+            if consumer._reader.count_open():
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(consumer._ack_sender, "send", interrupt)

@@ -44,7 +44,7 @@ def request_more(consumer: QueueConsumer) -> bool:
     """
     consumer._ack_sender.collect_answers()
     if consumer._ack_sender.acquire_request is None:
-        consumer._ack_sender.send(consumer._reader._planner.plan_next(consumer._member.read_owned(), 2, ()))
+        consumer._ack_sender.send(consumer._reader.plan_next(consumer._member.read_owned(), 2))
     return False
 
 

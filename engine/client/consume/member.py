@@ -18,13 +18,12 @@ from ...protocol.values.offsets import OffsetCommit
 from ..fetch.fetch_result import Message
 from ..fetch.plan import Bounds
 from ..offsets import ConsumedOffsets, TopicPartition
-from .ack_sender import AckSender, invalid_error, raise_chain
 from .batch import ConsumerBatch, DeliverySpan, Messages, Ownership, PollOutcome, spans_of_messages
-from .consumer import ConsumerLock, ConsumerParts
+from .consumer import ConsumerLock
 from .membership import Membership, MembershipView, OwnedPartition
 from .options import Pattern, RebalanceListener
+from .outcomes import AckSender, AckTracker, invalid_error, raise_chain
 from .position_reader import PositionReader, Positions, ReadPosition
-from .queue_poll import AckTracker, DeliveryPlanner
 
 log = logging.getLogger("lakemq.consumer")
 
@@ -377,18 +376,18 @@ class QueueMember(Member):
 
     def __init__(
         self,
-        parts: ConsumerParts,
+        lock: ConsumerLock,
         membership: Membership,
         listener: RebalanceListener | None,
         trackers: dict[TopicPartition, AckTracker],
         ack_sender: AckSender,
-        planner: DeliveryPlanner,
     ) -> None:
         """Share the parts of one consumer. This changes `trackers`, which the other parts read."""
-        super().__init__(parts.lock, membership, listener)
-        self.trackers, self._ack_sender, self._planner = trackers, ack_sender, planner
-        self._fetcher = parts.fetcher
+        super().__init__(lock, membership, listener)
+        self.trackers, self._ack_sender = trackers, ack_sender
         self.paused_by_user: set[TopicPartition] = set()
+        self.keeps_order = False
+        """Whether a message that was given back comes before the later ones of its partition."""
         self.nacked_count = 0
         """How often the user has given messages back."""
 
@@ -401,9 +400,6 @@ class QueueMember(Member):
 
     def find_owned(self, view: MembershipView) -> dict[TopicPartition, OwnedPartition]:
         """Return the partitions that have a tracker and that the member still has, as of the step of this view."""
-        self._planner.note_view(view)
-        if view.queue_settings is not None:
-            self._fetcher.isolation = view.queue_settings.isolation
         trackers = self.trackers
         return {tp: owned for tp, owned in view.owned.items() if tp in trackers and trackers[tp].epoch == owned.epoch}
 
@@ -496,11 +492,6 @@ class QueueMember(Member):
 
     # -- for a worker, whose threads have not begun some messages of its polls -----------------------------------
 
-    @property
-    def keeps_order(self) -> bool:
-        """Whether a message that was given back comes before the later ones of its partition."""
-        return self._planner.settings is not None and self._planner.settings.policy.in_order
-
     def has_open(self, message: Message) -> bool:
         """Return whether the member still has the message, without an outcome."""
         tracker = self.trackers.get((message.topic, message.partition))
@@ -525,6 +516,8 @@ class QueueMember(Member):
     def _apply_view(self, view: MembershipView) -> bool:
         if self._ack_sender.is_lost:  # it has joined, although the answer to its request was lost
             self._ack_sender.note_rejoin()
+        if view.queue_settings is not None:
+            self.keeps_order = view.queue_settings.policy.in_order
         return super()._apply_view(view)
 
     def list_lost_with_member(self) -> Sequence[TopicPartition]:
@@ -537,7 +530,6 @@ class QueueMember(Member):
         A partition that was reported as revoked, and whose messages all had an outcome, has moved as announced.
         """
         self.paused_by_user.discard(tp)
-        self._planner.forget(tp)
         tracker = self.trackers.pop(tp, None)
         if tracker is None:
             return False

@@ -233,10 +233,8 @@ class QueueSettings:
     config: Mapping[str, Any]
 
     @classmethod
-    def of(cls, group: Group) -> QueueSettings | None:
-        """Return the settings of a queue group; None for other groups."""
-        if not group.is_queue:
-            return None
+    def of(cls, group: Group) -> QueueSettings:
+        """Return the settings of a queue group."""
         return cls(
             DeliveryPolicy.from_group(group),
             group.setting("max.delivered.unacked.msgs.per.flow"),
@@ -291,7 +289,9 @@ def build_view(
         is_replaced = group is not None and instance_id is not None and instance_id in group.instances
         return MembershipView(is_replaced=is_replaced)
     # a change of the settings replaces `config`
-    queue = known if known is not None and known.config is group.config else QueueSettings.of(group)
+    queue = known if known is not None and known.config is group.config else None
+    if queue is None and group.is_queue:
+        queue = QueueSettings.of(group)
     topics = group.members[member_id].topics
     partitions = group.list_partitions_of(member_id)
     return MembershipView(

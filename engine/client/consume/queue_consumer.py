@@ -6,33 +6,31 @@ the messages of the next poll, and it sends outcomes that were recorded meanwhil
 not wait for an answer. The next poll sees in the steps what was acquired, so messages are usually there when the user
 polls. A poll without messages waits for the request that is under way, up to a second beyond its timeout.
 
-What it keeps. One `AckTracker` per partition knows which messages were shown, and which outcomes the user has recorded.
-The `AckSender` sends these, and repeats them until the group has answered.
+Its parts. A `QueueReader` polls. One `AckTracker` per partition knows which messages were shown, and which outcomes the
+user has recorded. The `AckSender` sends these, and repeats them until the group has answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import wait
 from contextlib import nullcontext
-from typing import Any
 
-from ...protocol.errors import IllegalState, InvalidRequest, RequestTimedOut, UnknownMemberId
-from ...protocol.values.deliveries import Acknowledgement, AckOutcome, Spans, Stretch, WantedMessages
+from ...protocol.errors import InvalidRequest, RequestTimedOut, UnknownMemberId
+from ...protocol.values.deliveries import AckOutcome
 from ...protocol.values.offsets import OffsetCommit
 from ..arguments import parse_partition_offsets, parse_whole_number
 from ..fetch.fetch_result import Message
-from ..offsets import ConsumedMessages, ConsumedOffsets, TopicPartition
+from ..offsets import ConsumedOffsets, TopicPartition
 from ..tracing import open_commit_span, traces_commit
-from .ack_sender import LONGEST_WAIT_MS, AckSender, can_send_again
 from .batch import ConsumerBatch, Messages, QueueBatch, shorten_error, spans_of_messages
-from .consumer import ConsumerParts, Moves, check_assignment, find_offsets_to_commit
+from .consumer import ConsumerParts, check_assignment, find_offsets_to_commit
 from .group_consumer import GroupEnds, Joined, MemberConsumer
-from .member import ANSWER_MS, QueueMember
-from .membership import Membership, MembershipView, OwnedPartition
+from .member import QueueMember
+from .membership import Membership
 from .options import RebalanceListener
-from .position_reader import find_held_back
-from .queue_poll import AckTracker, DeliveryPlanner
+from .outcomes import LONGEST_WAIT_MS, AckSender, AckTracker, can_send_again
+from .queue_poll import QueueReader
 
 _SEND_EVERY_MS = 50
 """How long acknowledgements of single messages gather before they are sent."""
@@ -62,7 +60,7 @@ class QueueConsumer(MemberConsumer):
     """
 
     _member: QueueMember
-    _reader: _QueueReader
+    _reader: QueueReader
 
     def __init__(
         self, parts: ConsumerParts, membership: Membership, listener: RebalanceListener | None, joined: Joined
@@ -71,10 +69,9 @@ class QueueConsumer(MemberConsumer):
         clock = parts.clock
         self._trackers: dict[TopicPartition, AckTracker] = {}
         self._steady_ms = clock.steady_ms  # an attribute, because `ack` calls it for each message
-        planner = DeliveryPlanner(self._trackers, clock)
         self._ack_sender = AckSender(membership, clock, self._trackers)
-        member = QueueMember(parts, membership, listener, self._trackers, self._ack_sender, planner)
-        reader = _QueueReader(parts, member, self._ack_sender, planner)
+        member = QueueMember(parts.lock, membership, listener, self._trackers, self._ack_sender)
+        reader = QueueReader(parts, member, self._ack_sender)
         # A queue consumer has no positions: the group's state says which messages are done.
         super().__init__(parts, member, reader, GroupEnds(parts, member, dict), listener)
         membership.join()
@@ -332,187 +329,3 @@ class QueueConsumer(MemberConsumer):
         """
         with self._lock.own:
             return {tp: partition.left_count for tp, partition in self._member.read_owned().items()}
-
-
-# The reader of the messages that the member has acquired.
-
-
-class _QueueReader:
-    """Reads the messages of one consumer, which holds its lock for every call, unless `PartitionReader` says not.
-
-    Attributes:
-        acks_previous: a poll has begun, and has not yet acknowledged the messages of the poll before it (ack.mode
-            auto).
-    """
-
-    def __init__(
-        self,
-        parts: ConsumerParts,
-        member: QueueMember,
-        ack_sender: AckSender,
-        planner: DeliveryPlanner,
-    ) -> None:
-        """Share the parts of one consumer."""
-        self._parts, self._member = parts, member
-        self._trackers, self._ack_sender, self._planner = member.trackers, ack_sender, planner
-        self.paused_by_user = member.paused_by_user
-        self.acks_previous = False
-        self._view: MembershipView | None = None
-        """The view with which the poll has begun, until it is used."""
-
-    def list_partitions(self) -> Container[TopicPartition]:
-        return self._trackers
-
-    def begin_poll(self, newest: bool) -> None:
-        """Take in answers, and then what the group has decided.
-
-        This order matters: the state then includes what the answers brought, so that nothing is requested twice.
-        """
-        has_answers = self._ack_sender.collect_answers()
-        self._view = self._member.update(newest or has_answers)
-
-    def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> QueueBatch | None:
-        """Look once for messages to show, and request those of the next poll; return None to be called again.
-
-        The order of the steps matters. With ack.mode auto, the messages of the poll before are accepted before new
-        ones are selected, because they take room. Messages are marked as shown only once their fetch is planned; their
-        bytes are read when the user asks. The next request comes after that. It asks for as many messages less what is
-        acquired already and still unshown.
-        """
-        owned = self._find_owned()
-        is_auto_ack = self._planner.is_auto_ack
-        if self.acks_previous and is_auto_ack:
-            for tracker in self._trackers.values():
-                if tracker.has_open:
-                    tracker.record(AckOutcome.ACK, [(*span, None) for span in tracker.list_open_spans()])
-        self.acks_previous = False
-        max_records = self._planner.limit_poll(max_records)
-        working = {tp: partition for tp, partition in owned.items() if self._trackers[tp].has_work(partition)}
-        selection = self._planner.select(working, max_records, self.paused_by_user)
-        topic_ids = {topic: partition.bounds.topic_id for (topic, _), partition in owned.items()}
-        ends = selection.ends
-        parts = self._parts.fetcher.fetch_topics(selection.starts, ends, topic_ids, owned)
-        if parts is None:
-            return None
-        shown, acks = self._planner.show(selection, parts, working, moves)
-        next_messages: list[WantedMessages] = []
-        if self._ack_sender.acquire_request is None:  # at most one request is under way
-            next_messages = self._planner.plan_next(working, max_records - selection.unshown_count, self.paused_by_user)
-        self._ack_sender.send(next_messages)
-        ownership, offsets = self._member.find_ownership(ends), self._member.build_offsets(ends, topic_ids)
-        if not is_auto_ack:  # otherwise the next poll acknowledges, and a transaction must not
-            offsets = ConsumedMessages(offsets, acks, self._has_open)
-        batch = QueueBatch(self._parts.group, parts, offsets, shown)
-        batch.ownership = ownership
-        return batch
-
-    def _find_owned(self) -> dict[TopicPartition, OwnedPartition]:
-        """Return the member's partitions: as `begin_poll` has just read them, if nothing has happened since."""
-        view, self._view = self._view, None
-        if view is not None:
-            return self._member.find_owned(view)
-        self._ack_sender.collect_answers()
-        return self._member.read_owned()
-
-    def _has_open(self, acks: Sequence[Acknowledgement]) -> bool:
-        """Return whether some of these messages have no outcome yet.
-
-        True for a partition that has moved: this consumer does not know any more, and the group decides.
-        """
-        with self._parts.lock.own:
-            self._ack_sender.collect_single_acks()
-            for part in acks:
-                tracker = self._ack_sender.find_tracker(part)
-                spans = [(first, first + count, part.deliveries) for first, count in part.ranges]
-                if tracker is None or tracker.find_open(spans):
-                    return True
-            return False
-
-    def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
-        """Hide the messages again that a poll has marked as shown before it failed."""
-        for tp, (tracker, stretches) in moves.items():
-            if tp in self._trackers and self._trackers[tp] is tracker:
-                tracker.hide(stretches)
-
-    def mark_unseen(self, batch: QueueBatch) -> _UnseenDeliveries:
-        return _UnseenDeliveries(batch, self._member)
-
-    def explain_empty(self, batch: ConsumerBatch) -> None:
-        """Note why the batch is empty. Raises IllegalState: the user has as many messages as it may have."""
-        if self._trackers and self._planner.count_room() <= 0:
-            raise IllegalState(
-                "The member has as many unacknowledged messages as it may have. Acknowledge them, or give them back"
-                " with nack.",
-                found=f"{self._planner.count_open()}, the first is {self._planner.name_first_open()}",
-                expected="less than max.delivered.unacked.msgs.per.flow",
-            )
-        silence, stalls = self._ack_sender.explain_silence(), self._member.membership.find_stalls()
-        reasons = [] if silence is None else [silence]
-        reasons += [str(stall) for stall in stalls if stall.kind != "bound"]
-        all_owned = self._member.read_owned(newest=False)
-        owned = {tp: partition for tp, partition in all_owned.items() if not partition.is_done}
-        batch.outcome = self._member.find_outcome(lambda: any(partition.left_count for partition in owned.values()))
-        reasons += self._member.explain_outcome(batch.outcome)
-        bounds = {tp: partition.bounds for tp, partition in owned.items()}
-        offsets = {tp: partition.deliveries.next_offset for tp, partition in owned.items() if partition.deliveries}
-        batch.explain(reasons, self._parts.explain_transactions, find_held_back(bounds, offsets))
-
-    def waits_for_partitions(self) -> bool:
-        return self._member.waits_for_partitions()
-
-    def expects_messages(self, deadline_ms: float) -> bool:
-        is_waiting = self._ack_sender.acquire_request is not None
-        return is_waiting and self._parts.clock.steady_ms() < deadline_ms + ANSWER_MS
-
-    def rest(self, poll_ms: int, most_ms: int) -> None:
-        """Sleep until polling again is worthwhile: at the latest when the requested messages are there."""
-        if (request := self._ack_sender.acquire_request) is None:
-            self._parts.waiter.wait(poll_ms, most_ms)
-        else:
-            wait([request], min(max(min(poll_ms, most_ms), 1), LONGEST_WAIT_MS) / 1000)
-
-
-# The messages of a poll that a loop has not got yet.
-
-
-class _UnseenDeliveries:
-    """Unseen messages of a queue group's member. Each counts as shown when it is handed out.
-
-    Until then the member has acquired it, and the user has not seen it. The rest is left to the next poll when a
-    partition moves, when another poll shows one of the messages, or when the member gives a message back.
-    """
-
-    def __init__(self, batch: QueueBatch, member: QueueMember) -> None:
-        """Hide the messages of this poll from the trackers."""
-        self._member, self._nacked_before = member, member.nacked_count
-        self._trackers_at_poll = {tp: member.trackers[tp] for tp in batch.shown}
-        try:
-            self.messages = list(batch)
-        except BaseException:  # the store failed, or an interrupt came: the loop gets none of the messages
-            for tp, shown in batch.shown.items():
-                self._trackers_at_poll[tp].hide(shown.stretches)
-            raise
-        self._stretches = {
-            (*tp, offset): stretch.cut(offset, offset + 1)
-            for tp, shown in batch.shown.items()
-            for stretch in shown.stretches
-            for offset in range(stretch.first, stretch.end)
-        }
-        for message in self.messages:
-            self._trackers_at_poll[message.topic, message.partition].hide([self._stretch_of(message)])
-
-    def show(self, message: Message) -> bool:
-        tp, stretch = (message.topic, message.partition), self._stretch_of(message)
-        tracker = self._member.trackers.get(tp)
-        if tracker is None or tracker is not self._trackers_at_poll[tp] or tp in self._member.paused_by_user:
-            return False
-        if self._member.nacked_count != self._nacked_before or not tracker.find_unshown([stretch]):
-            return False
-        tracker.show([stretch], Spans([stretch.span]), Spans())
-        return True
-
-    def end(self) -> None:
-        pass
-
-    def _stretch_of(self, message: Message) -> Stretch:
-        return self._stretches[message.topic, message.partition, message.offset]

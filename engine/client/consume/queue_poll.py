@@ -1,328 +1,38 @@
-"""What a queue consumer knows of its messages: which the user has got, what became of each, and what comes next.
+"""How a queue consumer polls: it shows messages that the member has acquired, and requests those of the next poll.
 
-A message that was shown is open until the user records an outcome for it: accept, release (give back) or reject.
-Recorded outcomes wait here until they are sent to the group. The group may refuse them; the messages may then be open
-again. Each poll requests the messages of the next poll, so that they are there when that one is called.
+So the next messages are there when the next poll is called. What the user makes of them is in `outcomes.py`.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-from ...namespace.clock import Clock
+from ...protocol.errors import IllegalState
+from ...protocol.values.assignments import Group
 from ...protocol.values.deliveries import (
     Acknowledgement,
     AckOutcome,
-    Deliveries,
     DeliveryStatus,
-    Span,
     Spans,
     Stretch,
     WantedMessages,
     group_into_spans,
     stretches_to_ranges,
 )
-from ..fetch.fetch_result import FetchResult
-from ..offsets import TopicPartition
-from .batch import DeliverySpan, ShownPartition
-from .consumer import divide_room
+from ..fetch.fetch_result import FetchResult, Message
+from ..offsets import ConsumedMessages, TopicPartition
+from .batch import ConsumerBatch, QueueBatch, ShownPartition
+from .consumer import ConsumerParts, Moves, divide_room
+from .member import ANSWER_MS, QueueMember
 from .membership import MembershipView, OwnedPartition, QueueSettings
+from .outcomes import LONGEST_WAIT_MS, AckSender, AckTracker
+from .position_reader import find_held_back
 
-# The record of one partition: which messages the user got, and what became of each.
-
-
-class PendingOutcome(NamedTuple):
-    """An outcome that was recorded for messages and is not sent yet.
-
-    Attributes:
-        outcome: accept, release, reject, expire or unseen.
-        deliveries: delivery count of the messages that it is about.
-        delay_ms: how long released messages wait; None: as the group's settings say.
-        error: text for the dead letter.
-        is_again: it was sent before, without an answer. Such outcomes are sent apart from new ones.
-    """
-
-    outcome: AckOutcome
-    deliveries: int
-    delay_ms: int | None = None
-    error: str = ""
-    is_again: bool = False
-
-
-class AckTracker:
-    """Tracks open messages and recorded outcomes of one partition, under one assignment.
-
-    `show` opens a message. `record` closes it: its outcome is pending until `note_sending`. Then one of three things
-    happens. The group has decided: `note_answer`. The answer is missing: `requeue` makes the outcome pending again, and
-    it is unconfirmed, because the group may have it already. The group refuses it: `reopen`, and the next `follow`
-    opens the message if the group's state says that the member still has it.
-
-    The consumer holds its lock for every call. Only `single_acks` may be appended to without it.
-    """
-
-    def __init__(self, name: str, topic_id: int, partition: int, epoch: int) -> None:
-        """name: topic and partition, for error messages; epoch: of the assignment."""
-        self.name, self.topic_id, self.partition, self.epoch = name, topic_id, partition, epoch
-        self.is_paused = False
-        self.single_acks: list[int] = []
-        """Offsets accepted one by one on their first delivery, and not recorded yet. Any thread may append."""
-        self._followed_start: int | None = None
-        """Where the group's state began that `follow` has taken in, unless something has happened here since."""
-        self._shown: dict[int, Spans] = {}
-        """Delivery count -> offsets that were shown with it. Each offset is listed under its newest delivery only."""
-        self._open = Spans()
-        """Shown, without an outcome."""
-        self._acked = Spans()
-        self._pending: dict[PendingOutcome, Spans] = {}
-        """Outcomes that are not sent yet."""
-        self._refused = Spans()
-        """The group refused the outcome of these."""
-        self._unconfirmed = Spans()
-        """The outcome of these was sent and not answered, so it may count or not."""
-        self._returning = Spans()
-        """Released or returned unseen, without an answer yet. The group's state may still show them as acquired."""
-
-    @property
-    def has_open(self) -> bool:
-        return not self._open.is_empty
-
-    @property
-    def open_count(self) -> int:
-        return len(self._open)
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether recorded outcomes are not sent yet."""
-        return bool(self._pending)
-
-    def has_work(self, owned: OwnedPartition) -> bool:
-        """Return whether a poll may find something to do here: in the group's state, or in what it changes here."""
-        is_followed = owned.deliveries is not None and owned.deliveries.start == self._followed_start
-        return not (is_followed and owned.is_done)
-
-    @property
-    def is_sent(self) -> bool:
-        """True if all outcomes of the user are sent. Returned unseen messages are no outcome of the user."""
-        return not self.single_acks and all(pending.outcome is AckOutcome.UNSEEN for pending in self._pending)
-
-    @property
-    def is_refused(self) -> bool:
-        """True if the group refused outcomes since the last `follow`."""
-        return bool(self._refused)
-
-    @property
-    def brought_end(self) -> int:
-        """The offset after the last message that is open or accepted; 0 if there is none."""
-        return max((end for spans in (self._open, self._acked) for _, end in spans), default=0)
-
-    def list_open_spans(self) -> list[Span]:
-        return list(self._open)
-
-    def find_unshown(self, acquired: Iterable[Stretch]) -> list[Stretch]:
-        """Return the parts of the acquired stretches that were not shown since their newest delivery."""
-        unshown = []
-        for stretch in acquired:
-            span, shown = stretch.span, self._shown.get(stretch.deliveries)
-            gaps = [span] if shown is None else shown.missing(*span)
-            unshown += [stretch.cut(first, end) for gap in gaps for first, end in self._returning.missing(*gap)]
-        return unshown
-
-    def find_first_given_back(self, deliveries: Deliveries) -> int | None:
-        """Return the lowest offset that was given back, whether the group knows of it yet or not."""
-        returning = next(iter(self._returning), None)
-        candidates = (deliveries.first_given_back, None if returning is None else returning[0])
-        return min((offset for offset in candidates if offset is not None), default=None)
-
-    def return_unseen(self, stretches: Iterable[Stretch]) -> None:
-        """Give messages that were never shown back to the group. Their delivery does not count."""
-        for stretch in stretches:
-            self._add_outcome(PendingOutcome(AckOutcome.UNSEEN, stretch.deliveries), stretch.first, stretch.end)
-
-    def note_answer(self, acknowledgement: Acknowledgement) -> None:
-        """Note that the group has answered an acknowledgement, or never will.
-
-        From now on the group's state shows whether these messages are still acquired.
-        """
-        for first, count in acknowledgement.ranges:
-            self._returning.remove(first, first + count)
-
-    def show(self, stretches: Iterable[Stretch], messages: Spans, expired: Spans) -> None:
-        """Mark the stretches as shown, and open their messages.
-
-        The user never sees offsets that have expired or hold no message, so their outcome is recorded here.
-
-        Args:
-            stretches: what the poll hands out.
-            messages: offsets that hold a message for this reader.
-            expired: offsets whose message has expired.
-        """
-        self._followed_start = None
-        for stretch in stretches:
-            span = stretch.span
-            for shown in self._shown.values():
-                shown.remove(*span)
-            self._shown.setdefault(stretch.deliveries, Spans()).add(*span)
-            self._acked.remove(*span)
-            self._unconfirmed.remove(*span)
-            for first, end in messages.within(*span):
-                self._open.add(first, end)
-            for gap in messages.missing(*span):
-                for first, end in expired.within(*gap):
-                    self._add_outcome(PendingOutcome(AckOutcome.EXPIRE, stretch.deliveries), first, end)
-                for first, end in expired.missing(*gap):
-                    self._add_outcome(PendingOutcome(AckOutcome.ACK, stretch.deliveries), first, end)
-
-    def hide(self, stretches: Iterable[Stretch]) -> None:
-        """Undo `show` for messages that the user has not seen."""
-        for stretch in stretches:
-            span = stretch.span
-            self._open.remove(*span)
-            if shown := self._shown.get(stretch.deliveries):
-                shown.remove(*span)
-
-    def find_open(self, spans: Iterable[DeliverySpan]) -> list[tuple[int, int, int]]:
-        """Return the open parts of the spans: first offset, end offset (exclusive), delivery count."""
-        return [
-            (*part, count)
-            for first, end, deliveries in spans
-            for open_span in self._open.within(first, end)
-            for count, shown in self._shown.items()
-            if deliveries in (None, count)
-            for part in shown.within(*open_span)
-        ]
-
-    def record(
-        self, outcome: AckOutcome, spans: Sequence[DeliverySpan], delay_ms: int | None = None, error: str = ""
-    ) -> list[Span]:
-        """Record the outcome of messages, and return the messages that are refused because the member lacks them.
-
-        Each message is judged by itself. A message that is accepted already may be accepted again.
-        """
-        open_parts = self.find_open(spans)
-        refused: list[Span] = []
-        for first, end, deliveries in spans:
-            for gap in self._open.missing(first, end):
-                refused += self._acked.missing(*gap) if outcome is AckOutcome.ACK else [gap]
-            if deliveries is not None:  # the caller may name an earlier delivery than the member has now
-                shown = self._shown.get(deliveries, Spans())
-                refused += (gap for span in self._open.within(first, end) for gap in shown.missing(*span))
-        for first, end, deliveries in open_parts:
-            self._add_outcome(PendingOutcome(outcome, deliveries, delay_ms, error), first, end)
-        # Close the messages last: an interrupt in between leaves them open, and the user can repeat the call.
-        for first, end, _ in open_parts:
-            self._open.remove(first, end)
-        return sorted(refused)
-
-    def _add_outcome(self, pending: PendingOutcome, first: int, end: int) -> None:
-        self._pending.setdefault(pending, Spans()).add(first, end)
-        if pending.outcome in (AckOutcome.ACK, AckOutcome.EXPIRE):
-            self._acked.add(first, end)
-        elif pending.outcome in (AckOutcome.NACK, AckOutcome.UNSEEN):
-            self._returning.add(first, end)
-
-    def collect_single_acks(self) -> list[Span]:
-        """Record the messages that were accepted one by one, and return those that are refused."""
-        count = len(self.single_acks)  # other threads may append meanwhile
-        if not count:
-            return []
-        spans: list[DeliverySpan] = [(*span, 1) for span in group_into_spans(self.single_acks[:count])]
-        refused = self.record(AckOutcome.ACK, spans)
-        del self.single_acks[:count]  # after they are recorded: an interrupt before would lose them
-        return refused
-
-    def build_acknowledgements(self) -> list[Acknowledgement]:
-        """Return the outcomes that are not sent yet."""
-        return [
-            Acknowledgement(
-                self.topic_id,
-                self.partition,
-                self.epoch,
-                pending.outcome,
-                [(first, end - first) for first, end in spans],
-                pending.delay_ms,
-                pending.deliveries,
-                pending.error,
-            )
-            for pending, spans in self._pending.items()
-        ]
-
-    def build_acknowledgement(self, outcome: AckOutcome, stretch: Stretch, spans: Iterable[Span]) -> Acknowledgement:
-        """Return the acknowledgement of the messages of a stretch that lie in `spans`. It is not recorded."""
-        ranges = [(first, end - first) for first, end in spans]
-        return Acknowledgement(self.topic_id, self.partition, self.epoch, outcome, ranges, None, stretch.deliveries)
-
-    def note_sending(self) -> None:
-        """Note that all recorded outcomes are on their way to the group."""
-        self._pending = {}
-
-    def requeue(self, acknowledgement: Acknowledgement) -> None:
-        """Record outcomes again that were sent and not answered."""
-        pending = PendingOutcome(
-            acknowledgement.outcome,
-            acknowledgement.deliveries or 1,
-            acknowledgement.delay_ms,
-            acknowledgement.error,
-            is_again=True,
-        )
-        for first, count in acknowledgement.ranges:
-            self._add_outcome(pending, first, first + count)
-            self._unconfirmed.add(first, first + count)
-
-    def find_certain_spans(self, acknowledgement: Acknowledgement) -> list[Span]:
-        """Return the messages whose outcome was sent only once; one that was sent before may have counted then."""
-        return [
-            gap for first, count in acknowledgement.ranges for gap in self._unconfirmed.missing(first, first + count)
-        ]
-
-    def reopen(self, acknowledgement: Acknowledgement) -> None:
-        """Note a refusal. Messages that the member still has are open again after the next `follow`."""
-        self._followed_start = None
-        for first, count in acknowledgement.ranges:
-            self._acked.remove(first, first + count)
-            self._refused.add(first, first + count)
-
-    def follow(self, deliveries: Deliveries) -> None:
-        """Take in the group's state: close messages that are acknowledged, or that the member does not have now."""
-        self._acked.add(0, deliveries.start)
-        for shown in self._shown.values():
-            shown.remove(0, deliveries.start)
-        self._open.remove(0, deliveries.start)
-        for stretch in deliveries.stretches:
-            if stretch.status is not DeliveryStatus.ACQUIRED:
-                self._open.remove(stretch.first, stretch.end)
-            if stretch.status is DeliveryStatus.ACKNOWLEDGED:
-                self._acked.add(stretch.first, stretch.end)
-        for stretch in deliveries.list_acquired_stretches() if self._refused else ():
-            shown = self._shown.get(stretch.deliveries, Spans())
-            for refused in self._refused.within(stretch.first, stretch.end):
-                for span in shown.within(*refused):
-                    self._open.add(*span)
-        self._refused, self._followed_start = Spans(), deliveries.start
-
-
-# The polls: show messages that the member has acquired, and plan what it acquires next.
-
-
-@dataclass(frozen=True)
-class PollSelection:
-    """The messages that a poll shows.
-
-    Attributes:
-        stretches: (topic, partition) -> adjoining stretches, at least one.
-        unshown_count: acquired messages that stay for the next poll.
-    """
-
-    stretches: dict[TopicPartition, list[Stretch]]
-    unshown_count: int
-
-    @property
-    def starts(self) -> dict[TopicPartition, int]:
-        return {tp: stretches[0].first for tp, stretches in self.stretches.items()}
-
-    @property
-    def ends(self) -> dict[TopicPartition, int]:
-        return {tp: stretches[-1].end for tp, stretches in self.stretches.items()}
+# The pace of the member: how many messages a poll may show.
 
 
 FIRST_LIMIT = 100
@@ -371,88 +81,156 @@ class ProcessingPace:
         return self._limit
 
 
-class DeliveryPlanner:
-    """Shows acquired messages, and plans what to acquire for the next poll. Its consumer holds the lock for every call.
+# The polls: show messages that the member has acquired, and plan what it acquires next.
+
+
+@dataclass(frozen=True)
+class PollSelection:
+    """The messages that a poll shows.
+
+    Attributes:
+        stretches: (topic, partition) -> adjoining stretches, at least one.
+        unshown_count: acquired messages that stay for the next poll.
+    """
+
+    stretches: dict[TopicPartition, list[Stretch]]
+    unshown_count: int
+
+    @property
+    def starts(self) -> dict[TopicPartition, int]:
+        return {tp: stretches[0].first for tp, stretches in self.stretches.items()}
+
+    @property
+    def ends(self) -> dict[TopicPartition, int]:
+        return {tp: stretches[-1].end for tp, stretches in self.stretches.items()}
+
+
+class QueueReader:
+    """Reads the messages of one consumer, which holds its lock for every call, unless `PartitionReader` says not.
 
     Partitions take turns: a partition that was shown in the last poll comes last in the next. So each gets its share
     even if one poll has no room for all.
+
+    Attributes:
+        acks_previous: a poll has begun, and has not yet acknowledged the messages of the poll before it (ack.mode
+            auto).
     """
 
-    def __init__(self, trackers: Mapping[TopicPartition, AckTracker], clock: Clock) -> None:
-        """trackers: the consumer's own mapping, which the consumer changes."""
-        self._trackers, self._clock = trackers, clock
-        self.settings: QueueSettings | None = None
-        """Settings of the group, once a view was read."""
+    def __init__(self, parts: ConsumerParts, member: QueueMember, ack_sender: AckSender) -> None:
+        """Share the parts of one consumer."""
+        self._parts, self._member, self._ack_sender = parts, member, ack_sender
+        self._trackers, self.paused_by_user = member.trackers, member.paused_by_user
+        self.acks_previous = False
+        self._view: MembershipView | None = None
+        """The view with which the poll has begun, until it is used."""
+        self._settings = QueueSettings.of(Group(parts.group))
+        """Settings of the group, as of the last view; before the first one, the defaults."""
         self._newest_step = (-1, 0, 0)
         """The newest step, its time by the group's clock, and when this consumer saw it by its own."""
         self._now_ms = 0
         """When this consumer looked at the group's state last, by its own clock."""
         self._pace = ProcessingPace()
         self._shown_last: dict[TopicPartition, None] = {}
-        """Partitions by when messages of them were last shown, the earliest first."""
+        """Partitions by when messages of them were last shown, the earliest first. Some may have moved since."""
 
-    @property
-    def is_auto_ack(self) -> bool:
-        """True if a poll acknowledges the messages of the poll before it."""
-        return self.settings is not None and self.settings.is_auto_ack
+    def list_partitions(self) -> Container[TopicPartition]:
+        return self._trackers
 
-    def note_view(self, view: MembershipView) -> None:
-        """Take in the settings and the time of the newest step."""
-        self._now_ms = self._clock.steady_ms()
+    # -- a poll -----------------------------------------------------------------------------------------
+
+    def begin_poll(self, newest: bool) -> None:
+        """Take in answers, and then what the group has decided.
+
+        This order matters: the state then includes what the answers brought, so that nothing is requested twice.
+        """
+        has_answers = self._ack_sender.collect_answers()
+        self._view = self._member.update(newest or has_answers)
+
+    def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> QueueBatch | None:
+        """Look once for messages to show, and request those of the next poll; return None to be called again.
+
+        The order of the steps matters. With ack.mode auto, the messages of the poll before are accepted before new
+        ones are selected, because they take room. Messages are marked as shown only once their fetch is planned; their
+        bytes are read when the user asks. The next request comes after that. It asks for as many messages less what is
+        acquired already and still unshown.
+        """
+        owned = self._find_owned()
+        is_auto_ack = self._settings.is_auto_ack
+        if self.acks_previous and is_auto_ack:
+            for tracker in self._trackers.values():
+                if tracker.has_open:
+                    tracker.record(AckOutcome.ACK, [(*span, None) for span in tracker.list_open_spans()])
+        self.acks_previous = False
+        max_records = self._limit_poll(max_records)
+        working = {tp: partition for tp, partition in owned.items() if self._trackers[tp].has_work(partition)}
+        selection = self._select(working, max_records)
+        topic_ids = {topic: partition.bounds.topic_id for (topic, _), partition in owned.items()}
+        ends = selection.ends
+        parts = self._parts.fetcher.fetch_topics(selection.starts, ends, topic_ids, owned)
+        if parts is None:
+            return None
+        shown, acks = self._show(selection, parts, working, moves)
+        next_messages: list[WantedMessages] = []
+        if self._ack_sender.acquire_request is None:  # at most one request is under way
+            next_messages = self.plan_next(working, max_records - selection.unshown_count)
+        self._ack_sender.send(next_messages)
+        offsets = self._member.build_offsets(ends, topic_ids)
+        if not is_auto_ack:  # otherwise the next poll acknowledges, and a transaction must not
+            offsets = ConsumedMessages(offsets, acks, self._has_open)
+        batch = QueueBatch(self._parts.group, parts, offsets, shown)
+        batch.ownership = self._member.find_ownership(ends)
+        return batch
+
+    def _find_owned(self) -> dict[TopicPartition, OwnedPartition]:
+        """Return the member's partitions: as `begin_poll` has just read them, if nothing has happened since.
+
+        Take in the settings and the time of the newest step.
+        """
+        view, self._view = self._view, None
+        if view is None:
+            self._ack_sender.collect_answers()
+            view = self._member.membership.read_view()
+        self._now_ms = self._parts.clock.steady_ms()
         if view.step != self._newest_step[0]:
             self._newest_step = view.step, view.now_ms, self._now_ms
         if view.queue_settings is not None:
-            self.settings = view.queue_settings
-
-    def forget(self, tp: TopicPartition) -> None:
-        """Drop a partition that moved."""
-        self._shown_last.pop(tp, None)
+            self._settings, self._parts.fetcher.isolation = view.queue_settings, view.queue_settings.isolation
+        return self._member.find_owned(view)
 
     def count_open(self) -> int:
         """Return how many shown messages have no outcome yet."""
         shown = (self._trackers.get(tp) for tp in self._shown_last)
         return sum(tracker.open_count for tracker in shown if tracker is not None)
 
-    def count_room(self) -> int:
+    def _count_room(self) -> int:
         """Return how many more messages may be shown before some get an outcome."""
-        return 0 if self.settings is None else self.settings.max_unacknowledged - self.count_open()
+        return self._settings.max_unacknowledged - self.count_open()
 
-    def limit_poll(self, max_count: int) -> int:
-        """Return how many messages the next poll may show: what the member can finish within max.handoff.ms."""
+    def _limit_poll(self, max_count: int) -> int:
+        """Return how many messages the poll may show: what the member can finish within max.handoff.ms."""
         self._pace.note(self.count_open(), self._now_ms)
-        if self.settings is None or not self.settings.handoff_ms:
+        settings = self._settings
+        if not settings.handoff_ms:
             return max_count
-        return min(max_count, self._pace.find_limit(self.settings.handoff_ms, self.settings.max_unacknowledged))
+        return min(max_count, self._pace.find_limit(settings.handoff_ms, settings.max_unacknowledged))
 
-    def name_first_open(self) -> str:
-        """Return partition and offset of a message without an outcome; there must be one."""
-        return next(
-            f"{tracker.name}, offset {tracker.list_open_spans()[0][0]}"
-            for tracker in self._trackers.values()
-            if tracker.open_count
-        )
-
-    def select(
-        self, owned: dict[TopicPartition, OwnedPartition], max_count: int, paused_by_user: Container[TopicPartition]
-    ) -> PollSelection:
+    def _select(self, owned: dict[TopicPartition, OwnedPartition], max_count: int) -> PollSelection:
         """Select acquired messages that were not shown, evenly from all partitions that may be shown.
 
         Args:
             owned: the member's partitions that have a tracker, and that may have something to do. Partitions that
                 return messages unseen are replaced in it.
             max_count: messages at most; the room of the user is another bound.
-            paused_by_user: partitions to leave out.
         """
-        delivers_paused = self.settings is not None and self.settings.handoff_ms > 0
-        in_order = self.settings is not None and self.settings.policy.in_order
+        delivers_paused, in_order = self._settings.handoff_ms > 0, self._settings.policy.in_order
         unshown = {
             tp: take_showable(self._trackers[tp], owned, tp, in_order)
             for tp, partition in self._put_last_shown_at_end(owned).items()
-            if tp not in paused_by_user and (delivers_paused or not partition.is_paused)
+            if tp not in self.paused_by_user and (delivers_paused or not partition.is_paused)
         }
         counts = {tp: _count(stretches) for tp, stretches in unshown.items()}
         # after the group's state is taken in: a transaction may have settled open messages
-        sizes = divide_room(counts, max(0, min(max_count, self.count_room())))
+        sizes = divide_room(counts, max(0, min(max_count, self._count_room())))
         selected = {tp: take_first(unshown[tp], size) for tp, size in sizes.items() if size}
         return PollSelection(selected, sum(counts.values()) - sum(map(_count, selected.values())))
 
@@ -462,7 +240,7 @@ class DeliveryPlanner:
         in_turn = {tp: partition for tp, partition in owned.items() if tp not in self._shown_last}
         return in_turn | {tp: owned[tp] for tp in self._shown_last if tp in owned}
 
-    def show(
+    def _show(
         self,
         selection: PollSelection,
         parts: Sequence[FetchResult],
@@ -486,12 +264,10 @@ class DeliveryPlanner:
                 # The tracker itself accepts offsets that hold no message.
                 if spans := list(messages.within(*stretch.span)):
                     acks.append(tracker.build_acknowledgement(AckOutcome.ACK, stretch, spans))
-        self._pace.note(self.count_open(), self._clock.steady_ms())
+        self._pace.note(self.count_open(), self._parts.clock.steady_ms())
         return shown, acks
 
-    def plan_next(
-        self, owned: Mapping[TopicPartition, OwnedPartition], max_count: int, paused_by_user: Container[TopicPartition]
-    ) -> list[WantedMessages]:
+    def plan_next(self, owned: Mapping[TopicPartition, OwnedPartition], max_count: int) -> list[WantedMessages]:
         """Return the request for the messages of the next poll; only for messages that are there.
 
         A member may hold twice `max.delivered.unacked.msgs.per.flow` messages: once that number with the user, and as
@@ -502,27 +278,24 @@ class DeliveryPlanner:
         Args:
             owned: the member's partitions.
             max_count: messages to request at most.
-            paused_by_user: partitions to leave out.
         """
-        if self.settings is None:
-            return []
         _, decided_ms, seen_ms = self._newest_step
         # the group's time now: that of the newest step, and what has passed since this consumer saw it
         now_ms = decided_ms + self._now_ms - seen_ms
         open_for_more = {
             tp: partition
             for tp, partition in self._put_last_shown_at_end(owned).items()
-            if not partition.is_paused and tp not in paused_by_user and partition.deliveries
+            if not partition.is_paused and tp not in self.paused_by_user and partition.deliveries
         }
         held_count = sum(partition.deliveries.held_count for partition in owned.values() if partition.deliveries)
-        room = max(0, min(max_count, 2 * self.settings.max_unacknowledged - held_count))
+        room = max(0, min(max_count, 2 * self._settings.max_unacknowledged - held_count))
         available, last_deliveries = {}, []
         for tp, partition in open_for_more.items():
             assert partition.deliveries is not None
-            if partition.deliveries.is_next_last(self.settings.policy, now_ms):
+            if partition.deliveries.is_next_last(self._settings.policy, now_ms):
                 last_deliveries.append(tp)
             end = max(partition.bounds.end, partition.bounds.first)
-            ranges = partition.deliveries.next_ranges(self.settings.policy, end, room, now_ms)
+            ranges = partition.deliveries.next_ranges(self._settings.policy, end, room, now_ms)
             available[tp] = sum(count for _, count in ranges)
         if last_deliveries:
             available = {} if held_count else {last_deliveries[0]: 1}
@@ -539,6 +312,73 @@ class DeliveryPlanner:
             for tp, partition in open_for_more.items()
             if counts.get(tp) or tp in with_deleted
         ]
+
+    def _has_open(self, acks: Sequence[Acknowledgement]) -> bool:
+        """Return whether some of these messages have no outcome yet.
+
+        True for a partition that has moved: this consumer does not know any more, and the group decides.
+        """
+        with self._parts.lock.own:
+            self._ack_sender.collect_single_acks()
+            for part in acks:
+                tracker = self._ack_sender.find_tracker(part)
+                spans = [(first, first + count, part.deliveries) for first, count in part.ranges]
+                if tracker is None or tracker.find_open(spans):
+                    return True
+            return False
+
+    # -- what others ask ----------------------------------------------------------------------------------
+
+    def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
+        """Hide the messages again that a poll has marked as shown before it failed."""
+        for tp, (tracker, stretches) in moves.items():
+            if tp in self._trackers and self._trackers[tp] is tracker:
+                tracker.hide(stretches)
+
+    def mark_unseen(self, batch: QueueBatch) -> _UnseenDeliveries:
+        return _UnseenDeliveries(batch, self._member)
+
+    def explain_empty(self, batch: ConsumerBatch) -> None:
+        """Note why the batch is empty. Raises IllegalState: the user has as many messages as it may have."""
+        if self._trackers and self._count_room() <= 0:
+            raise IllegalState(
+                "The member has as many unacknowledged messages as it may have. Acknowledge them, or give them back"
+                " with nack.",
+                found=f"{self.count_open()}, the first is {self._name_first_open()}",
+                expected="less than max.delivered.unacked.msgs.per.flow",
+            )
+        silence, stalls = self._ack_sender.explain_silence(), self._member.membership.find_stalls()
+        reasons = [] if silence is None else [silence]
+        reasons += [str(stall) for stall in stalls if stall.kind != "bound"]
+        all_owned = self._member.read_owned(newest=False)
+        owned = {tp: partition for tp, partition in all_owned.items() if not partition.is_done}
+        batch.outcome = self._member.find_outcome(lambda: any(partition.left_count for partition in owned.values()))
+        reasons += self._member.explain_outcome(batch.outcome)
+        bounds = {tp: partition.bounds for tp, partition in owned.items()}
+        offsets = {tp: partition.deliveries.next_offset for tp, partition in owned.items() if partition.deliveries}
+        batch.explain(reasons, self._parts.explain_transactions, find_held_back(bounds, offsets))
+
+    def _name_first_open(self) -> str:
+        """Return partition and offset of a message without an outcome; there must be one."""
+        return next(
+            f"{tracker.name}, offset {tracker.list_open_spans()[0][0]}"
+            for tracker in self._trackers.values()
+            if tracker.open_count
+        )
+
+    def waits_for_partitions(self) -> bool:
+        return self._member.waits_for_partitions()
+
+    def expects_messages(self, deadline_ms: float) -> bool:
+        is_waiting = self._ack_sender.acquire_request is not None
+        return is_waiting and self._parts.clock.steady_ms() < deadline_ms + ANSWER_MS
+
+    def rest(self, poll_ms: int, most_ms: int) -> None:
+        """Sleep until polling again is worthwhile: at the latest when the requested messages are there."""
+        if (request := self._ack_sender.acquire_request) is None:
+            self._parts.waiter.wait(poll_ms, most_ms)
+        else:
+            wait([request], min(max(min(poll_ms, most_ms), 1), LONGEST_WAIT_MS) / 1000)
 
 
 def _count(stretches: Sequence[Stretch]) -> int:
@@ -612,3 +452,49 @@ def find_message_spans(parts: Sequence[FetchResult], tp: TopicPartition) -> tupl
     for span in chain(expired, superseded):
         spans.remove(*span)
     return spans, expired
+
+
+# The messages of a poll that a loop has not got yet.
+
+
+class _UnseenDeliveries:
+    """Unseen messages of a queue group's member. Each counts as shown when it is handed out.
+
+    Until then the member has acquired it, and the user has not seen it. The rest is left to the next poll when a
+    partition moves, when another poll shows one of the messages, or when the member gives a message back.
+    """
+
+    def __init__(self, batch: QueueBatch, member: QueueMember) -> None:
+        """Hide the messages of this poll from the trackers."""
+        self._member, self._nacked_before = member, member.nacked_count
+        self._trackers_at_poll = {tp: member.trackers[tp] for tp in batch.shown}
+        try:
+            self.messages = list(batch)
+        except BaseException:  # the store failed, or an interrupt came: the loop gets none of the messages
+            for tp, shown in batch.shown.items():
+                self._trackers_at_poll[tp].hide(shown.stretches)
+            raise
+        self._stretches = {
+            (*tp, offset): stretch.cut(offset, offset + 1)
+            for tp, shown in batch.shown.items()
+            for stretch in shown.stretches
+            for offset in range(stretch.first, stretch.end)
+        }
+        for message in self.messages:
+            self._trackers_at_poll[message.topic, message.partition].hide([self._stretch_of(message)])
+
+    def show(self, message: Message) -> bool:
+        tp, stretch = (message.topic, message.partition), self._stretch_of(message)
+        tracker = self._member.trackers.get(tp)
+        if tracker is None or tracker is not self._trackers_at_poll[tp] or tp in self._member.paused_by_user:
+            return False
+        if self._member.nacked_count != self._nacked_before or not tracker.find_unshown([stretch]):
+            return False
+        tracker.show([stretch], Spans([stretch.span]), Spans())
+        return True
+
+    def end(self) -> None:
+        pass
+
+    def _stretch_of(self, message: Message) -> Stretch:
+        return self._stretches[message.topic, message.partition, message.offset]
