@@ -4,7 +4,9 @@ Whole segments are deleted from the start of each log, as far as the tables show
 
 The rules are Kafka's. A segment is as old as its newest message. The first segment that stays keeps all later ones. By
 size, a segment goes only if the partition still holds its bound without it. A marker has no age, and goes with the
-segments before it. Only parts of the tables that may matter are read, file by file; memory does not grow with messages.
+segments before it. A compacted segment has none either, and goes with the messages after it: a consumer whose position
+is in it continues with these. Only parts of the tables that may matter are read, file by file; memory does not grow
+with messages.
 """
 
 from __future__ import annotations
@@ -41,6 +43,9 @@ _ROWS_AT_ONCE = 1 << 16
 
 _FOUND_BY = ("kind", "topic_id", "partition", "base_offset", "last_offset")
 
+_OF_LOG = pa.array(["data", COMPACTED, "commit", "abort"])
+_DATA, _COMPACTED = 0, 1
+
 
 @dataclass(frozen=True)
 class _Logs:
@@ -69,12 +74,13 @@ class _Logs:
 
 @dataclass(frozen=True)
 class _SegmentColumns:
-    """Segments as columns: number of the partition, first and last offset, bytes."""
+    """Segments as columns: number of the partition, first and last offset, bytes, index of the kind in _OF_LOG."""
 
     place: Numbers
     base: Numbers
     last: Numbers
     size: Numbers
+    kind: Numbers
 
     @classmethod
     def of(cls, parts: Sequence[_SegmentColumns]) -> _SegmentColumns:
@@ -226,7 +232,7 @@ def _read_rows(
 
     To read small files one by one takes three times as long.
     """
-    of_log = pc.field("kind").isin(["data", "commit", "abort", COMPACTED])
+    of_log = pc.field("kind").isin(_OF_LOG)
     first = row_count = 0
     for end, file in enumerate(files, 1):
         row_count += file.record_count
@@ -246,7 +252,9 @@ def _select_segments(
     start = logs.log_starts[np.where(chosen, place, 0)]
     chosen &= last >= start
     size = np.zeros(len(base)) if bytes_per_row is None else bytes_per_row * (last + 1 - np.maximum(base, start))
-    return _SegmentColumns(place[chosen], base[chosen], last[chosen], np.ceil(size[chosen]).astype(np.int64))
+    kind = pc.index_in(rows.column("kind"), _OF_LOG).to_numpy()
+    sizes = np.ceil(size[chosen]).astype(np.int64)
+    return _SegmentColumns(place[chosen], base[chosen], last[chosen], sizes, kind[chosen])
 
 
 def _mask_unbroken(logs: _Logs, found: _SegmentColumns) -> Mask:
@@ -260,7 +268,14 @@ def _mask_unbroken(logs: _Logs, found: _SegmentColumns) -> Mask:
 
 
 def _find_cuts(logs: _Logs, found: _SegmentColumns, goes: Mask) -> dict[int, dict[int, int]]:
-    """Return topic_id -> partition -> the offset after the last of the leading segments that all go."""
+    """Return topic_id -> partition -> the offset after the last of the leading segments that all go.
+
+    A compacted segment goes if the next one with messages does.
+    """
+    count = len(found.place)
+    following = np.minimum.accumulate(np.where(found.kind == _DATA, np.arange(count), count)[::-1])[::-1]
+    is_followed = np.append(found.place, -1)[following] == found.place
+    goes = goes & ((found.kind != _COMPACTED) | (is_followed & np.append(goes, False)[following]))
     stays = np.concatenate([[0], np.cumsum(~goes)])
     gone = stays[1:] == stays[np.searchsorted(found.place, found.place)]
     ends = np.full(len(logs.log_starts), _NEVER)

@@ -242,6 +242,36 @@ def test_every_reader_shows_the_newest_message_of_each_key(
     check_each_added_once(mq)
 
 
+def test_group_that_stands_among_removed_messages_reads_on_after_retention(
+    mq: Connection, mq_clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed messages have no age. They are deleted with the next message, not before it."""
+    monkeypatch.setattr(compaction, "LONG_RUN", 2)
+    hour_ms = 3_600_000
+    mq.topics.create("t", config=COMPACT | {"cleanup.policy": "compact,delete", "retention.ms": 24 * hour_ms})
+    mq.topics.create("old", config={"retention.ms": -1})
+    send(mq, "t", [("a", "1"), ("a", "2"), ("a", "3"), ("b", "1")])
+    mq.groups.create("g", {"group.protocol": "cooperative"})
+    mq.groups.reset_offsets("g", to={("t", 0): 1})
+    let_all_be_final(mq)
+    compact(mq, mq_clock, lambda: read_final_messages(mq).num_rows == 2)
+
+    def look() -> None:
+        """Wait until retention has looked at all topics once more."""
+        send(mq, "old", [("k", "v")])
+        mq.topics.alter("old", config={"retention.ms": 0})
+        compact(mq, mq_clock, lambda: mq.beginning_offsets("old") == mq.end_offsets("old"))
+        mq.topics.alter("old", config={"retention.ms": -1})
+
+    look()
+    assert mq.beginning_offsets("t") == {0: 0}
+    with mq.consumer("g", topics=["t"], auto_offset_reset="latest") as consumer:
+        assert [message.offset for message in consumer.poll(timeout_ms=PATIENCE_S * 1_000)] == [2, 3]
+    mq_clock.advance(hours=25)
+    look()
+    assert mq.beginning_offsets("t") == {0: 4}
+
+
 @pytest.mark.extended
 def test_damaged_file_of_a_topic_holds_up_no_other_topic(mq: Connection, mq_clock: MovableClock) -> None:
     for topic in ("damaged", "t"):

@@ -43,11 +43,12 @@ FILE_BYTES, FILE_ROWS = 1_000, 100
 
 @dataclass(frozen=True)
 class SegmentShape:
-    """A segment. decided_ms is set if it was delayed. timestamp_ms is None for a marker."""
+    """A segment. decided_ms is set if it was delayed. timestamp_ms is None for a marker and a compacted segment."""
 
     count: int
     timestamp_ms: int | None
     decided_ms: int | None = None
+    is_compacted: bool = False
 
     @property
     def aged_ms(self) -> int | None:
@@ -57,20 +58,20 @@ class SegmentShape:
 def make_log(topic_id: int, partition: int, shapes: list[SegmentShape]) -> list[SegmentRow]:
     rows, offset = [], 0
     for shape in shapes:
-        is_marker = shape.timestamp_ms is None
+        is_marker = shape.timestamp_ms is None and not shape.is_compacted
         rows.append(
             SegmentRow(
                 step=1,
-                kind="commit" if is_marker else "data",
+                kind="compacted" if shape.is_compacted else "commit" if is_marker else "data",
                 topic_id=topic_id,
                 topic=f"t{topic_id}",
                 partition=partition,
                 base_offset=offset,
                 record_count=shape.count,
                 last_offset=offset + shape.count - 1,
-                file_id=None if is_marker else 1,
-                first_row=None if is_marker else 0,
-                min_timestamp_ms=None if is_marker else 0,
+                file_id=None if shape.timestamp_ms is None else 1,
+                first_row=None if shape.timestamp_ms is None else 0,
+                min_timestamp_ms=None if shape.timestamp_ms is None else 0,
                 max_timestamp_ms=shape.timestamp_ms,
                 decided_at_ms=shape.decided_ms,
                 transactional=is_marker,
@@ -136,8 +137,10 @@ def test_unlimited_and_empty_topics_are_not_searched(store: Store, tmp_path: Pat
 
 
 times = st.none() | st.integers(0, 2 * NOW_MS)
-one_segment = st.builds(SegmentShape, st.integers(1, 4), times) | st.builds(
-    SegmentShape, st.integers(1, 4), st.integers(0, 2 * NOW_MS), st.integers(0, NOW_MS)
+one_segment = (
+    st.builds(SegmentShape, st.integers(1, 4), times)
+    | st.builds(SegmentShape, st.integers(1, 4), st.integers(0, 2 * NOW_MS), st.integers(0, NOW_MS))
+    | st.builds(SegmentShape, st.integers(1, 4), st.none(), is_compacted=st.just(True))
 )
 some_logs = st.dictionaries(st.tuples(st.integers(1, 3), st.integers(0, 2)), st.lists(one_segment, max_size=8))
 
@@ -148,17 +151,21 @@ def find_limits_by_segment(topic: Topic, partition: int, shapes: list[SegmentSha
     ends = np.cumsum([0, *(shape.count for shape in shapes)]).tolist()
     above = [(end, shape) for end, shape in zip(ends[1:], shapes, strict=True) if end > start]
     by_age = by_size = start
+    is_held = False
     for end, shape in above:
         if age < 0 or (shape.aged_ms is not None and NOW_MS - shape.aged_ms <= age):
             break
-        by_age = end
+        is_held = shape.is_compacted or (is_held and shape.timestamp_ms is None)
+        by_age = by_age if is_held else end
     rows = {end: 0 if shape.timestamp_ms is None else end - max(start, end - shape.count) for end, shape in above}
     remaining = 10 * sum(rows.values())
-    for end, _ in above:
+    is_held = False
+    for end, shape in above:
         remaining -= 10 * rows[end]
         if size < 0 or remaining < size:
             break
-        by_size = end
+        is_held = shape.is_compacted or (is_held and shape.timestamp_ms is None)
+        by_size = by_size if is_held else end
     return by_age, by_size
 
 
