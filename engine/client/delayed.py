@@ -280,7 +280,7 @@ class DelayedMessages(ProcessBound):
         return [_round_due_ms(rule, now_ms, due_us) for rule in rules]
 
     def all(self, topic: str | None = None) -> list[DelayedInfo]:
-        """Return the waiting messages per topic, sorted by name; with `topic`, of that topic only."""
+        """Return the waiting messages per topic, sorted by name; with `topic`, of this topic only."""
         only_topic = None if topic is None else self._state().topic(parse_topic_name("topic", topic)).topic
         ranges_by_topic: dict[str, list[WaitingRange]] = {}
         for range_ in self._state().delays.ranges:

@@ -45,7 +45,7 @@ class OpenProducers:
        for a sequencer that has just ended with the program.
     2. Let all producers end at once, so that their waits overlap, and wait until they have sent their buffers. After
        2 s say on stderr what the exit waits for, so that a program that hangs explains itself.
-    3. Name on stderr what was not delivered. No call of the program is left that could raise, and Python ignores
+    3. Name on stderr the messages not delivered. No call of the program is left that could raise, and Python ignores
        errors and exit codes of functions that run at exit.
     4. Abort open transactions, last: they are worth no wait, and a timeout aborts them if the time is over.
     """

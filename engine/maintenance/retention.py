@@ -313,7 +313,7 @@ class LiveState:
     """The topics and open transactions as of a step. All rows up to that step are in the tables.
 
     Attributes:
-        now_ms: the time of that step.
+        now_ms: the time of the step.
         topics: the existing topics; do not change them.
         ongoing: transactional ids with an open transaction.
     """

@@ -35,7 +35,7 @@ MEMBERS = (*topics.RESTORE, *groups.RESTORE)
 def project(state: State, steps: Sequence[Step]) -> dict[str, pa.Table]:
     """Return the rows of each table that these steps change, except `messages` and `watermarks`.
 
-    Precondition: `state` is the fold up to the last of `steps`. Rows of a changelog carry the number of that last step;
+    Precondition: `state` is the fold up to the last of `steps`. Rows of a changelog carry the number of the last step;
     the values that a key had in between are in the journal.
     """
     batch = batch_steps(steps)

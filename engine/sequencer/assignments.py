@@ -39,7 +39,7 @@ _MAX_LENGTH = 300
 
 
 def find_assignor(name: str) -> Assignor:
-    """Return the assignor of that name. A built-in name always returns the built-in one.
+    """Return the assignor of this name. A built-in name always returns the built-in one.
 
     Loading another one may import its module, whatever that does.
 

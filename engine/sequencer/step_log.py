@@ -60,7 +60,7 @@ class StepLog:
         """Stand on a step that was read, and make it durable: its leader may have died before it did this.
 
         Args:
-            step, identity: the number of that step, and the identity of its object (`Files.identity`) as it was read.
+            step, identity: the number of the step, and the identity of its object (`Files.identity`) as it was read.
             steady_ms: returns a time that only goes forward.
         """
         self._files, self._namespace_id, self._new_nonce = files, namespace_id, new_nonce

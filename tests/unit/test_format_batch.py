@@ -109,7 +109,7 @@ def test_starting_and_ending_times_bound_a_batch(mq: Connection) -> None:
     assert read(mq, subscribe=topic, endingTimestamp="1500").column("offset").to_pylist() == [0, 1]
     by_topic = f'{{"{topic}": {{"0": 2000}}}}'
     assert read(mq, subscribe=topic, startingOffsetsByTimestamp=by_topic).column("offset").to_pylist() == [2]
-    with pytest.raises(OffsetOutOfRange, match="no message of that time"):
+    with pytest.raises(OffsetOutOfRange, match="no message of this time"):
         read(mq, subscribe=topic, startingTimestamp="9000")
     nothing = read(mq, subscribe=topic, startingTimestamp="9000", startingOffsetsByTimestampStrategy="latest")
     assert nothing.num_rows == 0

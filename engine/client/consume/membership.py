@@ -554,7 +554,7 @@ class Membership:
         """Return whether to ask for the topics, now that no request is on its way.
 
         The same topics are asked for again only if the newest step lacks them, and unless the group refused them for
-        good. newest: whether the view is as of that step.
+        good. newest: whether the view is as of the step.
         """
         if self._topics_request is None or self._requested_topics != self._subscription.topics:
             return True

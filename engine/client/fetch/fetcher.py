@@ -390,7 +390,7 @@ class StepWaiter:
             watch: returns a new watch of the folder of steps; None: the system cannot watch it.
             line: to the leader, for this waiter alone.
             read_step: returns the last step that was read, without looking for newer ones.
-            read_lease_ms: returns the time for which a leader leads, as of that step.
+            read_lease_ms: returns the time for which a leader leads, as of the step.
             news: set by others when there is another reason to look, such as an answer. The waiter clears it.
             longest_ms: how long to wait at most while the line is open. None: until it is time to look again.
         """

@@ -47,7 +47,7 @@ def find_offsets(mq: Connection, at: OffsetBound, logs: Logs, name: str) -> Offs
 
     Raises:
         InvalidConfig: the option does not name exactly these partitions.
-        OffsetOutOfRange: a partition has no message of that time.
+        OffsetOutOfRange: a partition has no message of this time.
     """
     if at.time_ms is not None:
         return _find_offsets_at_times(
@@ -91,7 +91,7 @@ def _find_offsets_at_times(
             position = positions[p]
             if position is None and at.fallback is None:
                 raise OffsetOutOfRange(
-                    f"{topic}-{p} has no message of that time or later.",
+                    f"{topic}-{p} has no message of this time or later.",
                     found=times_ms[topic][p],
                     expected="an earlier time, or startingOffsetsByTimestampStrategy=latest",
                 )

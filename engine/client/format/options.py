@@ -226,7 +226,7 @@ class TopicSelection:
 class OffsetBound:
     """The beginning or end of a read: a word, offsets or times by topic and partition, or one time for all.
 
-    fallback: the word for a partition without a message of that time. None: that is an error.
+    fallback: the word for a partition without a message of the time. None: that is an error.
     """
 
     word: str | None = None

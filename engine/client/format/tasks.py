@@ -321,7 +321,7 @@ def select_row_columns(table: pa.Table, options: WriteOptions) -> pa.Table:
     if options.topic is not None:
         return chosen
     if TOPIC not in table.column_names or not _is_text(table.column(TOPIC).type):
-        expected = "an option topic, or a column of that name with text"
+        expected = "an option topic, or a column of this name with text"
         raise InvalidRecord("Nothing says where rows go.", found=table.column_names, expected=expected)
     return chosen.append_column(TOPIC, table.column(TOPIC))
 

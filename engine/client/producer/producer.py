@@ -35,7 +35,7 @@ class Producer(RecordProducer):
     """Publishes records and tables in the background, per destination in the order of the calls.
 
     Use it as a context manager. If you do not close a producer, it sends its buffer when the interpreter ends, for at
-    most 30 s, and names on stderr what was not delivered.
+    most 30 s, and names on stderr the messages not delivered.
 
     The producer is thread-safe. `flush` waits for everything that any thread sent before, and raises the first error.
     If a batch fails while no thread flushes, the next `flush` or `close` of each thread raises the error, once per

@@ -47,7 +47,7 @@ class BatchSettler:
         self._acknowledged = FlushCounter()
 
     def take_report(self) -> FlushReport:
-        """Return what was acknowledged since the last report. The lock is held."""
+        """Return the messages acknowledged since the last report. The lock is held."""
         return self._acknowledged.take()
 
     def start_again(self) -> None:

@@ -40,7 +40,7 @@ def select_message_rows(
 ) -> DataFrame:
     """Return the rows in the columns that `WriteMessages` takes, those that the DataFrame or the call has.
 
-    columns: name of a message's column -> a column of `df` or an expression, None: the column of that name if there is
+    columns: name of a message's column -> a column of `df` or an expression, None: the column of this name if there is
     one. order_by: the rows of a key stay in this order. gate: marks rows that fail. Raises InvalidRecord.
     """
     existing = {column.lower() for column in df.columns}  # Spark's names are alike in any case

@@ -76,7 +76,7 @@ def select_message_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Ta
     }
     if any(
         columns.get(name) is not None for name in DELAY_COLUMNS
-    ):  # an argument of the call wins over a column of that name
+    ):  # an argument of the call wins over a column of this name
         chosen = {
             name: column for name, column in chosen.items() if name not in DELAY_COLUMNS or columns[name] is not None
         }

@@ -42,7 +42,7 @@ class RowSource(msgspec.Struct, frozen=True):
     first_file: int = 0
 
     def locate(self, file: int, first_row: int) -> tuple[int, int]:
-        """Return the index into `files` and the row of that file, for a file and a row as the request numbers them."""
+        """Return the index into `files` and the row of the file, for a file and a row as the request numbers them."""
         return file - self.first_file, first_row + self.first_row
 
 

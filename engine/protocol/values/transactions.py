@@ -139,7 +139,7 @@ class MarkersWritten(TransactionRecord, frozen=True, tag="markers_written"):
 class EndedTransaction(msgspec.Struct, frozen=True):
     """The outcome of the last transaction of an id. A producer that repeats its request is answered from it.
 
-    producer_id, producer_epoch: those of that transaction. reason: as in TransactionMoved.
+    producer_id, producer_epoch: those of the transaction. reason: as in TransactionMoved.
     """
 
     producer_id: int
