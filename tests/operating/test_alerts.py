@@ -28,7 +28,7 @@ from unit.served import wait_for_files
 
 import lakemq
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.maintenance import final_files
+from lakemq.engine.maintenance import final_files, final_table
 from lakemq.engine.maintenance.compaction import Compaction
 from lakemq.engine.maintenance.final_table import FinalTable
 from lakemq.engine.sequencer.serving import Serving
@@ -231,6 +231,25 @@ def test_each_panel_of_the_dashboard_has_a_value(watched: Watched) -> None:
             return any(not math.isnan(float(series["value"][1])) for series in result)
 
         wait_until(has_value, f"value of the panel {title!r}: {expression}", PATIENCE_S)
+
+
+def test_missing_file_of_final_messages_fires_an_alert(watched: Watched) -> None:
+    mq, find_file = watched.mq, final_table._find_file
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(final_table, "_find_file", lambda fs, f: None if f.topic == "lost" else find_file(fs, f))
+        for topic in ("lost", "found"):
+            mq.topics.create(topic, 1)
+        mq.publish("lost", pa.table({"value": ["1"]}))
+        wait_until(lambda: mq.state().topic("lost").final_offsets[0] == 1, "final message", PATIENCE_S)
+
+        def is_late() -> bool:
+            mq.publish("found", pa.table({"value": ["later"]}))
+            let_readers_move_on(mq, watched.clock)
+            return watched.prometheus.read_value("lakemq_final_files_missing") > 0
+
+        wait_until(is_late, "reads of later files", PATIENCE_S)
+        watched.prometheus.wait_for("FinalFilesMissing")
+        watched.check_findings()
 
 
 def test_maintenance_that_hangs_fires_alerts(watched: Watched) -> None:
