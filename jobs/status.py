@@ -159,7 +159,7 @@ def status_record(status: Status, outlook: Outlook) -> dict[str, object]:
         "free_bytes": status.space.free_bytes if status.space else None,
         "dead_letters": dead_letter_rows(outlook),
         "due_by_minutes": {str(minutes): count for minutes, count in outlook.due_by_minutes.items()},
-        "findings": finding_rows(outlook),
+        "findings": [finding.to_record(status.path) for finding in outlook.findings],
     }
 
 
@@ -208,11 +208,6 @@ def transaction_rows(status: Status) -> list[dict[str, object]]:
 def dead_letter_rows(outlook: Outlook) -> list[dict[str, object]] | None:
     """Return a row per dead-letter topic and cause; None if they cannot be read."""
     return None if outlook.dead_letters is None else [dict(count._asdict()) for count in outlook.dead_letters]
-
-
-def finding_rows(outlook: Outlook) -> list[dict[str, object]]:
-    """Return a row per finding of the doctor."""
-    return [{"check": finding.check, "found": finding.found, "mend": finding.mend} for finding in outlook.findings]
 
 
 # Find what retention deletes before groups have read it.

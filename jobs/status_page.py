@@ -9,7 +9,7 @@ from rich.text import Text
 from lakemq.engine.client.sequencers import Leadership, describe_silence
 from lakemq.jobs.doctor.namespace import describe_free_space
 from lakemq.jobs.output import escape_control_characters
-from lakemq.jobs.status import Outlook, Status, dead_letter_rows, finding_rows, group_rows, topic_rows, transaction_rows
+from lakemq.jobs.status import Outlook, Status, dead_letter_rows, group_rows, topic_rows, transaction_rows
 
 _MOST_ROWS = 10
 
@@ -23,6 +23,7 @@ def draw_status(status: Status, outlook: Outlook | None) -> RenderableType:
         [Text(escape_control_characters(silence), style="bold red"), Text()] if silence else []
     )
     parts.append(_draw_figures(status, outlook))
+    findings = [finding.to_record(status.path) for finding in outlook.findings] if outlook else None
     sections: list[tuple[str, Sequence[Row] | None]] = [
         ("Topics", topic_rows(status)),
         ("Groups", [{**row, "waits_for": _describe_waits(_items(row["waits_for"]))} for row in group_rows(status)]),
@@ -31,7 +32,7 @@ def draw_status(status: Status, outlook: Outlook | None) -> RenderableType:
             [{**row, "partitions": ", ".join(map(str, _items(row["partitions"])))} for row in transaction_rows(status)],
         ),
         ("Dead letters", dead_letter_rows(outlook) if outlook else None),
-        ("Findings", finding_rows(outlook) if outlook else None),
+        ("Findings", findings and [{name: row[name] for name in ("check", "found", "advice")} for row in findings]),
     ]
     for title, rows in sections:
         count = len(rows) if rows is not None else "unknown" if outlook else "counting"

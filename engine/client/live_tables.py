@@ -31,6 +31,7 @@ from ..protocol.values.base import copy_fields, find_shared_fields
 from ..protocol.values.deliveries import Spans
 from .groups.group_info import GroupInfo, MemberInfo
 from .groups.lag import PartitionLag
+from .groups.stalls import write_advice
 from .log_access import LogAccess
 from .operator_tools import Observation, Observer
 from .sequencers import find_store_now_ms, read_leadership
@@ -217,7 +218,7 @@ def _build_group_waits(namespace: Namespace, observation: Observation) -> pa.Tab
             since=_to_time(stall.since_ms),
             overdue=stall.is_overdue(now_ms),
             found=stall.found,
-            advice=stall.advice,
+            advice=write_advice(stall.advice, stall.commands),
         )
         for info in observation.groups.all()
         for stall in info.stalls

@@ -193,8 +193,8 @@ def doctor(
             for finding in examine(session.path, session.conf, session.storage_options, spark):
                 findings.append(finding)
                 tell(f"checked {finding.check}")
-    records = [{"check": f.check, "state": f.state, "found": f.found, "mend": f.mend} for f in findings]
-    show(records, session.output, ("check", "state", "found", "mend"))
+    records = [finding.to_record(session.path) for finding in findings]
+    show(records, session.output, ("check", "state", "found", "advice"))
     count = sum(not f.ok for f in findings)
     if count:
         if session.output is Output.table:

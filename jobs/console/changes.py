@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -477,64 +476,50 @@ def offer_change(name: str, settings: Iterable[str] = (), **given: str) -> Form:
     return Form(change.title, action, fields, "Continue", method, is_change=True, destroys=name in DESTROYING)
 
 
-# Advice names commands. Those that a change of the console can do become links to its confirmation.
-#
-# A command stands between backticks, with names quoted as for a shell: a backtick within quotes ends no command. After
-# a command without an end, nothing is read. So a name, which may be any text, cannot make a link.
-
-
-_COMMAND = re.compile(r"""`lakemq ((?:[^`'"\\]|'[^']*'|"[^"\\]*")*)`|`lakemq .*""", re.DOTALL)
+# Commands of an advice that a change of the console does become links to its confirmation.
 
 
 class _Cure(NamedTuple):
-    """The change that does what a command does. An option of the command becomes an input of the change.
+    """The change that does what a command does.
 
-    subject: the input for what the command names; option, field: the command's only option and its input, or empty.
+    subject: the input for what the command names; field: the input for the values of its option, or empty.
     """
 
     change: str
     subject: str
-    option: str = ""
     field: str = ""
 
 
 _CURES = {
-    "groups remove-members": _Cure("remove-member", "group", "--member", "member"),
-    "groups alter": _Cure("alter-group", "group", "--config", "setting"),
-    "topics create": _Cure("create-topic", "topic"),
-    "topics alter": _Cure("alter-topic", "topic", "--config", "setting"),
-    "topics delete-records": _Cure("delete-records", "topic", "--before", "before"),
-    "transactions abort": _Cure("abort", "id"),
-    "delayed purge": _Cure("cancel-delayed", "topic"),
-    "dead-letters redrive": _Cure("redrive", "topic"),
+    ("groups", "remove-members", "--member"): _Cure("remove-member", "group", "member"),
+    ("groups", "alter", "--config"): _Cure("alter-group", "group", "setting"),
+    ("topics", "create"): _Cure("create-topic", "topic"),
+    ("topics", "alter", "--config"): _Cure("alter-topic", "topic", "setting"),
+    ("topics", "delete-records", "--before"): _Cure("delete-records", "topic", "before"),
+    ("transactions", "abort"): _Cure("abort", "id"),
+    ("delayed", "purge"): _Cure("cancel-delayed", "topic"),
 }
+"""Words and option of a command -> the change. The third word is the subject, then come the option and its value."""
 
 
-def list_cures(text: str) -> list[Link]:
-    """Return links to the changes that do what the commands in an advice do.
-
-    A command with a word in quotes makes no link: the doctor writes a line end within a name as a space.
-    """
+def list_cures(commands: Iterable[Sequence[str]]) -> list[Link]:
+    """Return links to the changes that do what these commands do."""
     links: dict[str, Link] = {}
-    for command in _COMMAND.findall(text):
-        words = shlex.split(command)
-        words = words[2:] if words[:1] == ["--path"] else words
-        cure, options, values = _CURES.get(" ".join(words[:2])), words[3::2], words[4::2]
-        if not cure or len(words) < 3 or shlex.join(words) != " ".join(words):
+    for command in commands:
+        cure = _CURES.get((*command[:2], *dict.fromkeys(command[3::2])))
+        if cure is None:
             continue
-        most = len(values) if cure.option == "--before" else 1
-        if options != [cure.option] * len(values) or bool(values) != bool(cure.option) or len(values) > most:
-            continue
-        inputs = {cure.subject: words[2], **({cure.field: " ".join(values)} if cure.field else {})}
+        values = command[4::2]
+        inputs = {cure.subject: command[2], **({cure.field: " ".join(values)} if cure.field else {})}
         if cure.field == "setting":
             inputs["setting"], _, inputs["value"] = values[0].partition("=")
         href = make_link(f"/change/{cure.change}", **inputs)
         about = inputs.get("member") or inputs.get("setting")
-        links[href] = Link(f"{CHANGES[cure.change].title}: {words[2]}{f' ({about})' if about else ''}", href)
+        links[href] = Link(f"{CHANGES[cure.change].title}: {command[2]}{f' ({about})' if about else ''}", href)
     return [*links.values()]
 
 
-def offer_cures(console: Console, text: str) -> list[Part]:
+def offer_cures(console: Console, commands: Iterable[Sequence[str]]) -> list[Part]:
     """Return the links of an advice, if the console may change something."""
-    links = list_cures(text) if console.settings.allow_changes else []
+    links = list_cures(commands) if console.settings.allow_changes else []
     return [Actions(links)] if links else []

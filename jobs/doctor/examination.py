@@ -103,8 +103,8 @@ def check_versions(spark: bool = True) -> Finding:
     if spark and versions.get("delta-spark", DELTA_VERSION) != DELTA_VERSION:
         wrong.append(f"delta-spark=={DELTA_VERSION}")
     versions_text = ", ".join(f"{name} {version}" for name, version in versions.items())
-    mend = f"pip install {' '.join(repr(w) for w in wrong)}" if wrong else ""
-    return Finding("versions", not wrong, versions_text, mend)
+    advice = f"pip install {' '.join(repr(w) for w in wrong)}" if wrong else ""
+    return Finding("versions", not wrong, versions_text, advice)
 
 
 def requirements() -> dict[str, str]:
@@ -145,8 +145,8 @@ def check_java() -> Finding:
     try:
         return Finding("java", True, java_command())
     except MissingJava as error:
-        mend = "Install a JDK or JRE of version 17 or newer. Only Spark needs it: --no-spark skips this check."
-        return Finding("java", False, one_line(str(error)), mend)
+        advice = "Install a JDK or JRE of version 17 or newer. Only Spark needs it: --no-spark skips this check."
+        return Finding("java", False, one_line(str(error)), advice)
 
 
 def check_jars() -> Finding:

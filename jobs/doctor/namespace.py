@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -23,6 +22,7 @@ from lakemq.engine.client.delayed_rows import UnreleasedCounter
 from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.client.fetch.lookup import OffsetRange
 from lakemq.engine.client.fetch.plan import beginning_offsets
+from lakemq.engine.client.groups.stalls import write_advice
 from lakemq.engine.client.operator_tools import Observation, Observer
 from lakemq.engine.client.sequencers import find_store_now_ms, read_leadership
 from lakemq.engine.maintenance.final_files import measure_final_lag_ms
@@ -49,17 +49,34 @@ from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check. `mend` says how to fix the problem. If the check is ok, it is advice, or empty."""
+    """The result of a check.
+
+    Attributes:
+        advice: how to fix the problem. If the check is ok, how to do better, or empty.
+        commands: those of `lakemq` that do it, each as its words.
+    """
 
     check: str
     ok: bool
     found: str
-    mend: str = ""
+    advice: str = ""
+    commands: Sequence[Sequence[str]] = ()
 
     @property
     def state(self) -> str:
         """`FINDING`: something must be mended. `advice`: it works, and something could be better. Else `ok`."""
-        return "FINDING" if not self.ok else "advice" if self.mend else "ok"
+        return "FINDING" if not self.ok else "advice" if self.advice else "ok"
+
+    def to_record(self, path: str | None) -> dict[str, object]:
+        """Return it for people and programs: its commands stand in the advice, and beside it. path: the namespace."""
+        advice = write_advice(self.advice, self.commands, path)
+        return {
+            "check": self.check,
+            "state": self.state,
+            "found": self.found,
+            "advice": advice,
+            "commands": self.commands,
+        }
 
 
 # How full the disk of a namespace is: for the doctor, `lakemq status`, the console and the metrics.
@@ -127,6 +144,8 @@ SKEW_MS = 2_000
 WAITING_MS = 10_000
 """How long a letter may wait before it is a problem."""
 
+_SERVE = (("serve",),)
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _SOME = 5
@@ -137,18 +156,18 @@ _SOME_LETTERS = 1_000
 def check_tables(mq: Connection) -> Finding:
     """Check that all tables exist, are LakeMQ's, and have a schema version that this version supports."""
     wrong: list[str] = []
-    mends: list[str] = []
+    advice: list[str] = []
     for spec in TABLES:
         try:
             mq.namespace.store.open(spec)
         except NewerTable as error:
             wrong.append(one_line(str(error)))
-            mends.append("upgrade LakeMQ to the version that wrote the tables, or a later one")
+            advice.append("upgrade LakeMQ to the version that wrote the tables, or a later one")
         except NotATable as error:
             wrong.append(one_line(str(error)))
-            mends.append("restore the missing or damaged tables from a backup; there is no other way")
+            advice.append("restore the missing or damaged tables from a backup; there is no other way")
     if wrong:
-        return Finding("namespace", False, "; ".join(wrong), _sentence(mends))
+        return Finding("namespace", False, "; ".join(wrong), _sentence(advice))
     return Finding("namespace", True, f"{mq.namespace.path}: {len(TABLES)} tables, schema version {SCHEMA_VERSION}")
 
 
@@ -183,11 +202,11 @@ def check_space(mq: Connection) -> Finding:
     text = describe_free_space(space)
     if not space.is_low:
         return Finding("space", True, text)
-    mend = (
+    advice = (
         "Make room on the disk, or make it larger. When it is full, requests wait and nothing is lost. Messages"
         " take less with a shorter retention.ms or retention.bytes of their topics."
     )
-    return Finding("space", False, text, mend)
+    return Finding("space", False, text, advice)
 
 
 def check_clock(mq: Connection) -> Finding:
@@ -204,14 +223,9 @@ def check_clock(mq: Connection) -> Finding:
     ahead_ms = mq.state().now_ms - _now_ms()
     if ahead_ms > SKEW_MS:
         text = f"the time of the steps is {ahead_ms / 1000:.1f} s ahead of this clock"
-        mend = "A sequencer's clock was ahead. Correct the clocks: LakeMQ's time never goes back, but waits for them."
-        return Finding("clock", False, text, mend)
+        advice = "A sequencer's clock was ahead. Correct the clocks: LakeMQ's time never goes back, but waits for them."
+        return Finding("clock", False, text, advice)
     return Finding("clock", True, f"within {max(abs(skew_ms), 1)} ms of the store's")
-
-
-def _write_command(mq: Connection, *words: str) -> str:
-    """Return a command between backticks, with its words quoted for a shell."""
-    return f"`{shlex.join(['lakemq', '--path', mq.namespace.path, *words])}`"
 
 
 def _outside(at_ms: int, first_ms: int, last_ms: int) -> int:
@@ -224,22 +238,20 @@ def check_sequencer(mq: Connection, observer: Observer) -> Finding:
         leadership = read_leadership(mq.namespace.files, observation.state)
     leader, silent_ms = leadership.leader, leadership.silent_ms
     last = f"the last step, {leadership.step}, was put at {_at(leadership.put_ms)}, {silent_ms / 1000:.1f} s ago"
-    serve = _write_command(mq, "serve")
     waits = bool(mq.namespace.mailbox.list_waiting(1))
+    start = "Letters wait. Start a sequencer." if waits else "Start a sequencer."
+    if leadership.has_died or (waits and not leader):
+        ended = f": {leader} has ended without handing over its lease" if leader else ""
+        return Finding("sequencer", False, f"no sequencer leads{ended}; {last}", start, _SERVE)
     if not leader:
-        return Finding(
-            "sequencer", not waits, f"no sequencer leads; {last}", f"Letters wait. Run: {serve}" if waits else ""
-        )
-    if leadership.has_died:
-        text = f"no sequencer leads: {leader} has ended without handing over its lease; {last}"
-        return Finding("sequencer", False, text, f"{'Letters wait. ' if waits else ''}Run: {serve}")
+        return Finding("sequencer", True, f"no sequencer leads; {last}")
     leads = f"{leader} leads with epoch {leadership.epoch}; {last}"
     if leadership.is_silent and _is_disk_full(mq):
-        mend = "The disk is full. Make room, and it goes on by itself. Another sequencer would not help."
-        return Finding("sequencer", False, leads, mend)
+        advice = "The disk is full. Make room, and it goes on by itself. Another sequencer would not help."
+        return Finding("sequencer", False, leads, advice)
     if leadership.is_silent:
-        mend = f"It seems to be dead or stopped. Start another one, which takes over: {serve}"
-        return Finding("sequencer", False, leads, mend)
+        advice = "It seems to be dead or stopped. Start another one, which takes over."
+        return Finding("sequencer", False, leads, advice, _SERVE)
     standbys = ", ".join(leadership.standbys[:_SOME]) or "none"
     return Finding("sequencer", True, f"{leads}; standby: {standbys}")
 
@@ -265,8 +277,7 @@ def check_mailbox(mq: Connection) -> Finding:
     text = f"{count}, the oldest for about {oldest_ms / 1000:.0f} s"
     if oldest_ms <= WAITING_MS:
         return Finding("mailbox", True, text)
-    mend = f"Check that a sequencer runs ({_write_command(mq, 'serve')}) and keeps up."
-    return Finding("mailbox", False, text, mend)
+    return Finding("mailbox", False, text, "Check that a sequencer keeps up, or start one.", _SERVE)
 
 
 def check_letters(mq: Connection) -> Finding:
@@ -276,11 +287,12 @@ def check_letters(mq: Connection) -> Finding:
         return Finding("letters", True, "all waiting letters can be read")
     shown = ", ".join(f"{name} ({reason})" for name, reason in unreadable[:_SOME])
     more = f", and {len(unreadable) - _SOME} more" if len(unreadable) > _SOME else ""
-    mend = (
+    advice = (
         "The sequencer skips them, and their clients wait. Delete files that no client wrote. If several users share"
-        f" the namespace: {_write_command(mq, 'init', '--shared-with-group')}"
+        " the namespace, let their group read and write it."
     )
-    return Finding("letters", False, one_line(f"cannot be read: {shown}{more}"), mend)
+    share = [["init", "--shared-with-group"]]
+    return Finding("letters", False, one_line(f"cannot be read: {shown}{more}"), advice, share)
 
 
 def check_aside(mq: Connection) -> Finding:
@@ -289,8 +301,8 @@ def check_aside(mq: Connection) -> Finding:
     if not letters:
         return Finding("aside", True, "no request has failed with an internal error")
     names = ", ".join(letters[:_SOME]) + (", ..." if len(letters) > _SOME else "")
-    mend = "The sequencer refused them; its log has the error. Report the error with these files, then delete them."
-    return Finding("aside", False, one_line(f"requests refused for an internal error: {names}"), mend)
+    advice = "The sequencer refused them; its log has the error. Report the error with these files, then delete them."
+    return Finding("aside", False, one_line(f"requests refused for an internal error: {names}"), advice)
 
 
 def check_aliens(mq: Connection) -> Finding:
@@ -346,13 +358,11 @@ def check_data_files(mq: Connection) -> Finding:
         return Finding("data files", True, f"all {len(footers)} exist and are unchanged")
     some = [f"{file_stem(file_id)}.parquet ({flaw})" for file_id, flaw in sorted(wrong.items())][:_SOME]
     names = ", ".join(some) + (", ..." if len(wrong) > _SOME else "")
-    commands = [_deletion(mq, name, segments, list(wrong)) for name, segments in needed.items()]
+    deletions = [_find_deletion(name, segments, list(wrong)) for name, segments in needed.items()]
     folders = " and ".join(sorted({f"{file_name(file_id, topics[file_id]).partition('/')[0]}/" for file_id in wrong}))
-    mend = f"Restore them into {folders} from a backup. Or delete their messages and all earlier ones: " + " && ".join(
-        filter(None, commands)
-    )
+    advice = f"Restore them into {folders} from a backup. Or delete their messages and all earlier ones."
     summary = one_line(f"{len(wrong)} of {len(footers)} are missing or damaged: {names}")
-    return Finding("data files", False, summary, mend)
+    return Finding("data files", False, summary, advice, [*filter(None, deletions)])
 
 
 _FINAL_INTERVALS = 3
@@ -393,7 +403,9 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
         texts = [f"{group}: {stall.found}" for group, stall in stalls[:_SOME]]
         more = f" And {len(stalls) - _SOME} more." if len(stalls) > _SOME else ""
         cures = [stall.advice if len(stalls) == 1 else f"{group}: {stall.advice}" for group, stall in stalls[:_SOME]]
-        return Finding("groups", False, one_line(" ".join(texts) + more), one_line(" ".join(dict.fromkeys(cures))))
+        commands = [command for _, stall in stalls[:_SOME] for command in stall.commands]
+        advice = one_line(" ".join(dict.fromkeys(cures)))
+        return Finding("groups", False, one_line(" ".join(texts) + more), advice, commands)
     near = [
         group
         for group in groups
@@ -407,9 +419,8 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
     names = ", ".join(f"{group.group} at {_at(group.expires_at_ms or 0)}" for group in near[:_SOME])
     more = f" and {len(near) - _SOME} more" if len(near) > _SOME else ""
     text = f"unused groups whose committed offsets expire soon: {names}{more}"
-    setting = ("--config", "offsets.retention.ms=-1")
-    keep = " && ".join(_write_command(mq, "groups", "alter", group.group, *setting) for group in near[:_SOME])
-    return Finding("groups", False, text, f"Consume with these groups, or keep their offsets: {keep}")
+    keep = [["groups", "alter", group.group, "--config", "offsets.retention.ms=-1"] for group in near[:_SOME]]
+    return Finding("groups", False, text, "Consume with these groups, or keep their offsets.", keep)
 
 
 def check_losses(mq: Connection, observer: Observer) -> Finding:
@@ -429,11 +440,10 @@ def check_losses(mq: Connection, observer: Observer) -> Finding:
         return Finding("losses", True, f"offsets deleted before a group read them: {sum(lag.deleted for lag in lags)}")
     named = [f"{group} has lost {count} of {topic}" for (group, topic), count in list(lost.items())[:_SOME]]
     more = f"; and {len(lost) - _SOME} more" if len(lost) > _SOME else ""
-    setting = ("--config", "retention.waits.for.groups=true")
     topics = dict.fromkeys(topic for _, topic in list(lost)[:_SOME])
-    keep = " && ".join(_write_command(mq, "topics", "alter", topic, *setting) for topic in topics)
-    mend = f"These groups read more slowly than retention deletes. Make them faster, or keep messages for them: {keep}"
-    return Finding("losses", False, one_line("; ".join(named) + more), mend)
+    keep = [["topics", "alter", topic, "--config", "retention.waits.for.groups=true"] for topic in topics]
+    advice = "These groups read more slowly than retention deletes. Make them faster, or keep messages for them."
+    return Finding("losses", False, one_line("; ".join(named) + more), advice, keep)
 
 
 def check_spread(mq: Connection) -> Finding:
@@ -443,9 +453,9 @@ def check_spread(mq: Connection) -> Finding:
     if not uneven:
         return Finding("spread", True, "no partition has twice its fair share of offsets")
     more = f"; and {len(uneven) - _SOME} topics more" if len(uneven) > _SOME else ""
-    command = _write_command(mq, "topics", "describe", next(iter(uneven)), "--keys", "--show-hot-keys")
+    describe = [["topics", "describe", next(iter(uneven)), "--keys", "--show-hot-keys"]]
     shares = one_line(f"{'; '.join(list(uneven.values())[:_SOME])}{more}")
-    return Finding("spread", True, shares, f"See whether a hot key is the reason: {command}")
+    return Finding("spread", True, shares, "See whether a hot key is the reason.", describe)
 
 
 def check_delays(mq: Connection, observer: Observer) -> Finding:
@@ -467,29 +477,24 @@ def _check_delays(mq: Connection, observation: Observation, step: int) -> Findin
         text = one_line(
             f"{count} messages of {', '.join(topics[:_SOME])} wait in files that are missing or damaged: {names}"
         )
-        purge = _write_command(mq, "delayed", "purge", topics[0])
-        return Finding(
-            "delays",
-            False,
-            text,
-            f"Restore them into messages/ from a backup. Or cancel all messages that wait: {purge}",
-        )
+        advice = "Restore them into messages/ from a backup. Or cancel all messages that wait."
+        return Finding("delays", False, text, advice, [["delayed", "purge", topic] for topic in topics[:_SOME]])
     counter = UnreleasedCounter(mq.namespace.files, lambda read: read(observation.state))
     late = counter.count_unreleased(find_store_now_ms(mq.namespace.files) - WAITING_MS).messages
     if late:
-        release = _write_command(mq, "delayed", "release")
-        mend = f"Check that a sequencer runs and keeps up. Or release them now: {release}"
-        return Finding("delays", False, f"{late} messages have been due for more than {WAITING_MS // 1000} s", mend)
+        text = f"{late} messages have been due for more than {WAITING_MS // 1000} s"
+        advice = "Check that a sequencer runs and keeps up. Or release them now."
+        return Finding("delays", False, text, advice, [["delayed", "release"]])
     return Finding("delays", True, f"{sum(range_.waiting_count for range_ in waiting)} messages wait for their time")
 
 
-def _deletion(mq: Connection, topic: str, segments: pa.Table, gone: list[int]) -> str:
+def _find_deletion(topic: str, segments: pa.Table, gone: list[int]) -> list[str]:
     """Return the command that deletes a topic's records up to the last one in a missing file; empty if none."""
     lost = segments.filter(pc.is_in(segments.column("file_id"), pa.array(gone, pa.int64())))
     last = lost.group_by("partition").aggregate([("last_offset", "max")])
     pairs = sorted(zip(last["partition"].to_pylist(), last["last_offset_max"].to_pylist(), strict=True))
     before = (word for partition, offset in pairs for word in ("--before", f"{partition}={offset + 1}"))
-    return _write_command(mq, "topics", "delete-records", topic, *before) if pairs else ""
+    return ["topics", "delete-records", topic, *before] if pairs else []
 
 
 def _now_ms() -> int:

@@ -173,7 +173,7 @@ def test_the_doctor_finds_that_a_disk_is_full(disk: Path):
         finding = check_writable(mq)
     assert not finding.ok
     assert "No space left on device" in finding.found
-    assert "make room on the disk" in finding.mend
+    assert "make room on the disk" in finding.advice
 
 
 @pytest.mark.extended

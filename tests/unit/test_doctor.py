@@ -79,10 +79,10 @@ def test_groups_whose_offsets_expire_soon_are_a_finding(path: Path) -> None:
             with mq.consumer(group, assign=["t"]) as consumer:
                 consumer.commit({("t", 0): 1})
     (finding,) = find_problems(path).values()
-    assert (finding.check, finding.found.count(" at ")) == ("groups", 2)
+    assert (finding.check, finding.found.count(" at "), len(finding.commands)) == ("groups", 2, 2)
     for group in ("soon", "sooner"):
         assert f"{group} at 2" in finding.found
-        assert f"groups alter {group} --config offsets.retention.ms=-1" in finding.mend
+        assert ["groups", "alter", group, "--config", "offsets.retention.ms=-1"] in [*finding.commands]
 
 
 def test_a_finding_is_exit_code_1_and_says_how_to_mend_it(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_missing_java_and_jars_are_findings(monkeypatch: pytest.MonkeyPatch, tmp
     findings = {f.check: f for f in examine(None) if not f.ok}
     assert set(findings) == {"java", "jars"}
     assert f"none in JAVA_HOME={tmp_path}" in findings["java"].found
-    assert findings["jars"].mend.endswith("-m lakemq.jobs.jars")
+    assert findings["jars"].advice.endswith("-m lakemq.jobs.jars")
     assert not find_problems(None)
 
 
@@ -114,8 +114,8 @@ def test_a_version_out_of_range_is_named_with_its_range(monkeypatch: pytest.Monk
     finding = doctor.check_versions()
     assert not finding.ok
     assert "pandas 3.0.1" in finding.found
-    assert "pandas<3,>=2.2" in finding.mend or "pandas>=2.2,<3" in finding.mend
-    assert f"delta-spark=={jars.DELTA_VERSION}" in finding.mend
+    assert "pandas<3,>=2.2" in finding.advice or "pandas>=2.2,<3" in finding.advice
+    assert f"delta-spark=={jars.DELTA_VERSION}" in finding.advice
 
 
 def test_the_ranges_are_those_of_the_package() -> None:
@@ -141,9 +141,9 @@ def test_dead_leader_with_a_lease_is_a_finding(path: Path, mq: Connection) -> No
     os.utime(path / "mailbox" / name, (long_ago_s, long_ago_s))
     findings = find_problems(path)
     assert set(findings) == {"sequencer", "mailbox"}
-    assert f"lakemq --path {path} serve" in findings["mailbox"].mend
+    assert findings["mailbox"].to_record("a b")["advice"].endswith("or start one: `lakemq --path 'a b' serve`.")
     assert f"{sequencer.name} leads with epoch" in findings["sequencer"].found
-    assert "seems to be dead" in findings["sequencer"].mend
+    assert "seems to be dead" in findings["sequencer"].advice
 
 
 DIES = """
@@ -162,7 +162,7 @@ def test_killed_leader_is_a_finding_before_its_lease_ends(path: Path, mq: Connec
     finding = check_sequencer(mq, mq.observer())
     assert not finding.ok
     assert finding.found.startswith("no sequencer leads: ")
-    assert finding.mend == f"Letters wait. Run: `lakemq --path {path} serve`"
+    assert (finding.advice, finding.commands) == ("Letters wait. Start a sequencer.", (("serve",),))
     result = CliRunner().invoke(app, ["--path", str(path), "doctor", "--no-spark"])
     assert result.exit_code == 1
 
@@ -190,7 +190,7 @@ def test_unreadable_letters_are_a_finding(path: Path) -> None:
     assert "-c0-0000000001 (Too many levels of symbolic links)" in findings["letters"].found
     assert "-c1-0000000001 (not a regular file)" in findings["letters"].found
     assert findings["letters"].found.endswith("and 2 more")
-    assert "--shared-with-group" in findings["letters"].mend
+    assert findings["letters"].commands == [["init", "--shared-with-group"]]
 
 
 def test_commits_by_others_are_a_finding(path: Path, mq: Connection) -> None:
@@ -211,7 +211,7 @@ def test_commits_by_others_are_a_finding(path: Path, mq: Connection) -> None:
     assert "rejected_rows version 1: WRITE (Overwrite) by delta-rs" in text
     assert "segments version 3: OPTIMIZE by delta-rs" in text
     assert "VACUUM END by delta-rs" in text
-    assert "Leave maintenance to LakeMQ" in findings["foreign commits"].mend
+    assert "Leave maintenance to LakeMQ" in findings["foreign commits"].advice
 
 
 def test_commits_of_spark_to_the_inbox_are_no_finding(path: Path) -> None:
@@ -237,7 +237,7 @@ def test_clock_that_differs_from_the_stores_is_a_finding(
     monkeypatch.setattr(doctor_namespace.time, "time_ns", lambda: real() + offset_s * 10**9)
     finding = find_problems(path)["clock"]
     assert f"{-offset_s:+.1f} s off this clock" in finding.found.replace("3599.9", "3600.0").replace("3600.1", "3600.0")
-    assert "time server" in finding.mend
+    assert "time server" in finding.advice
 
 
 def test_journal_ahead_of_the_clock_is_a_finding(path: Path) -> None:

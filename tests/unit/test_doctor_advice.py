@@ -1,7 +1,6 @@
 """The doctor's advice helps: each one is followed as it stands, and then the namespace is healthy."""
 
 import os
-import re
 import shlex
 import shutil
 import time
@@ -26,8 +25,6 @@ from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up"), pytest.mark.extended]
 
-COMMAND = re.compile(r"lakemq --path .*?(?=`|[.;]*$|[.;] | && |\))")
-
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -51,9 +48,12 @@ def find_problems(path: Path, **options: str) -> dict[str, Finding]:
     return {f.check: f for f in examine(str(path), spark=False, **options) if not f.ok}
 
 
-def parse_commands(finding: Finding) -> list[list[str]]:
-    """Return the arguments of the commands in the advice."""
-    return [shlex.split(command)[1:] for command in COMMAND.findall(finding.mend)]
+def list_commands(path: Path, finding: Finding) -> list[list[str]]:
+    """Return the arguments of the commands that the finding advises, as a shell reads them."""
+    text = str(finding.to_record(str(path))["advice"])
+    lines = [shlex.split(line)[1:] for line in text.partition("`")[2].partition("`")[0].split(" && ")]
+    assert lines == [["--path", str(path), *command] for command in finding.commands]
+    return lines
 
 
 def run(*arguments: str) -> Result:
@@ -86,8 +86,8 @@ def test_damaged_journal_is_restored_from_backup_and_not_created_again(
 ) -> None:
     damage(path)
     finding = find_problems(path)["namespace"]
-    assert "init" not in finding.mend
-    assert "backup" in finding.mend
+    assert "init" not in finding.advice
+    assert "backup" in finding.advice
     before = sorted(path.rglob("*"))
     for create in (False, True):
         with pytest.raises(NamespaceError, match="backup"):
@@ -106,7 +106,7 @@ def test_delayed_messages_of_a_missing_file_are_cancelled_as_advised(path: Path)
     lost.unlink()
     finding = find_problems(path)["delays"]
     assert finding.found.startswith("2 messages of t wait in files that are missing or damaged")
-    (command,) = parse_commands(finding)
+    (command,) = list_commands(path, finding)
     run(*command, "--yes")
     assert not find_problems(path)
     with Connection(open_namespace(str(path))) as mq:
@@ -124,7 +124,7 @@ def test_delayed_messages_without_a_sequencer_are_released_as_advised(
     while not (findings := find_problems(path)):
         assert time.monotonic() < deadline_s
         time.sleep(1)
-    (command,) = parse_commands(findings["delays"])
+    (command,) = list_commands(path, findings["delays"])
     run(*command)
     assert not find_problems(path)
 
@@ -134,8 +134,8 @@ def test_a_table_that_is_missing_is_restored(healthy: Path, path: Path, table: s
     shutil.rmtree(path / table)
     finding = find_problems(path)["namespace"]
     assert f"{table}: " in finding.found
-    assert "init" not in finding.mend
-    assert "backup" in finding.mend
+    assert "init" not in finding.advice
+    assert "backup" in finding.advice
     shutil.copytree(healthy / table, path / table)
     assert not find_problems(path)
 
@@ -146,8 +146,8 @@ def test_a_newer_table_needs_a_newer_version(path: Path, table: str) -> None:
     content = entry.read_text()
     entry.write_text(content.replace(f'"{VERSION_PROPERTY}":"{SCHEMA_VERSION}"', f'"{VERSION_PROPERTY}":"9"'))
     finding = find_problems(path)["namespace"]
-    assert "init" not in finding.mend
-    assert "version" in finding.mend
+    assert "init" not in finding.advice
+    assert "version" in finding.advice
     assert "schema version 9" in finding.found
     assert finding.found.startswith("NEWER_FORMAT: ") == (table == "journal")
     entry.write_text(content)
@@ -170,7 +170,7 @@ def test_rows_deleted_by_others_are_named_and_restored(healthy: Path, path: Path
     findings = find_problems(path)
     for check in ("state", "foreign commits"):
         assert table in findings[check].found
-        assert "backup" in findings[check].mend
+        assert "backup" in findings[check].advice
     restore(healthy, path)
     assert not find_problems(path)
 
@@ -188,7 +188,7 @@ def test_missing_data_files_are_put_back_or_given_up_as_advised(healthy: Path, p
         for file in files[::2]:
             shutil.copy(healthy / "messages" / file.name, file)
     else:
-        for command in parse_commands(finding):
+        for command in list_commands(path, finding):
             run(*command, "--yes")
     assert not find_problems(path)
     with Connection(open_namespace(str(path))) as mq:
@@ -200,7 +200,7 @@ def test_maintenance_by_others_needs_no_backup(path: Path) -> None:
     with ignore_protocol(path / "segments") as copy:
         DeltaTable(copy).optimize.z_order(["topic_id"])
     finding = find_problems(path)["foreign commits"]
-    assert "backup" not in finding.mend
+    assert "backup" not in finding.advice
     assert set(find_problems(path)) == {"foreign commits"}
 
 
@@ -209,6 +209,6 @@ def test_a_bad_settings_file_is_mended(path: Path) -> None:
     settings.write_text("lease.m: 500\n")
     finding = find_problems(path, conf=str(settings))["settings"]
     assert finding.found.startswith(f"INVALID_CONFIG: In {settings}: Unknown parameter")
-    assert "--conf" in finding.mend
+    assert "--conf" in finding.advice
     settings.write_text("lease.ms: 500\n")
     assert not find_problems(path, conf=str(settings))

@@ -60,7 +60,7 @@ def test_loss_is_in_view_metric_and_finding_until_group_reads_on(mq: Connection)
     until(lambda: mq.groups.lag("slow")[0].deleted == 4)
     finding = check_losses(mq, observer)
     assert (finding.ok, finding.found) == (False, "slow has lost 4 of t")
-    assert "retention.waits.for.groups=true" in finding.mend
+    assert finding.commands == [["topics", "alter", "t", "--config", "retention.waits.for.groups=true"]]
     with observer.look() as observation:
         families = {family.name: family for family in read_groups(mq, observation, FamilyBuilder())}
     lost = {sample.labels["group"]: sample.value for sample in families["lakemq_group_deleted_offsets"].samples}

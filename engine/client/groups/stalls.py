@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ...protocol.codec.beat import FencedMember, OverdueMember
@@ -47,6 +47,7 @@ class Stall:
         member_id: the member that is in the way; empty for a transaction.
         topic, partition, offset: the message that is in the way; None if it is the member itself.
         found, advice: two sentences: the trouble, and the cure.
+        commands: those of `lakemq` that the advice means, each as its words.
         since_ms: in ms since 1970, when the member last acknowledged or got messages of the partition, sent a heartbeat
             or polled, when it was to give up partitions or took over an instance id, when the transaction began, or
             when the member of a missing topic joined.
@@ -64,13 +65,21 @@ class Stall:
     since_ms: int
     patience_ms: int | None
     transactional_id: str | None = None
+    commands: Sequence[Sequence[str]] = ()
 
     def __str__(self) -> str:
-        return f"{self.found} {self.advice}"
+        return f"{self.found} {write_advice(self.advice, self.commands)}"
 
     def is_overdue(self, now_ms: int) -> bool:
         """Return whether the stall has lasted longer than is usual while work goes on."""
         return self.patience_ms is not None and now_ms - self.since_ms > self.patience_ms
+
+
+def write_advice(advice: str, commands: Sequence[Sequence[str]], path: str | None = None) -> str:
+    """Return an advice with its commands, as lines for a shell. path: of the namespace, to be named in them."""
+    start = ["lakemq", "--path", path] if path else ["lakemq"]
+    lines = " && ".join(shlex.join([*start, *command]) for command in commands)
+    return f"{advice.removesuffix('.')}: `{lines}`." if lines else advice
 
 
 class MemberNotes(NamedTuple):
@@ -187,9 +196,9 @@ def _find_silent(state: State, group: Group, member: GroupMember, unfinished: li
                 f" {format_time(since_ms)}: it has {count} of it, the first is offset"
                 f" {partition.deliveries.first_held}."
             )
-            remove = _write_removal_command(group, member)
-            advice = f"Acknowledge them or give them back, or restart its process, or remove the member: {remove}."
-            yield _build_stall("silent", member, partition, sentence, advice)
+            advice = "Acknowledge them or give them back, or restart its process, or remove the member."
+            remove = _remove_member(group, member)
+            yield replace(_build_stall("silent", member, partition, sentence, advice), commands=remove)
 
 
 def _find_waiting(state: State, group: Group, member: GroupMember, partition: _QueuePartition) -> Iterator[Stall]:
@@ -254,6 +263,7 @@ _SHORTEST_TRANSACTION_MS = 10_000
 """Most transactions end sooner, and a group waits for them as it should."""
 _TRANSACTION_PATIENCE_MS = 60_000
 _SHOWN_PARTITIONS = 3
+_RESTART = "Restart it, or give its partitions to others now."
 _FENCED_MS = 3_600_000
 """How long a group shows that two consumers used one instance id. With a restart of the first it happens again."""
 
@@ -363,9 +373,9 @@ def _find_missing_topics(state: State, group: Group, deletions: Mapping[str, str
             f"Topic {topic}, to which member {_describe_member(members[0])}{more} subscribe{'' if more else 's'}, does"
             f" not exist. {deletions.get(topic, '')}"
         ).rstrip()
-        advice = f"Create it, or start the members without it: `lakemq topics create {shlex.quote(topic)}`."
+        first, advice, create = members[0], "Start the members without it, or create it.", [["topics", "create", topic]]
         yield Stall(
-            "missing topic", members[0].member_id, topic, None, None, trouble, advice, members[0].joined_at_ms, 0
+            "missing topic", first.member_id, topic, None, None, trouble, advice, first.joined_at_ms, 0, None, create
         )
 
 
@@ -386,8 +396,9 @@ def _describe_silent_member(group: Group, member: GroupMember, heard_ms: int) ->
         f" {_count_partitions(group, member)} until its session ends at"
         f" {format_time(heard_ms + member.session_timeout_ms)}."
     )
-    advice = f"Its process is stopped, or cut off. {_advise_removal(group, member)}"
-    return Stall("no heartbeat", member.member_id, None, None, None, trouble, advice, heard_ms, 0)
+    advice = f"Its process is stopped, or cut off. {_RESTART}"
+    remove = _remove_member(group, member)
+    return Stall("no heartbeat", member.member_id, None, None, None, trouble, advice, heard_ms, 0, commands=remove)
 
 
 def _describe_idle_member(group: Group, member: GroupMember, polled_ms: int) -> Stall:
@@ -396,8 +407,9 @@ def _describe_idle_member(group: Group, member: GroupMember, polled_ms: int) -> 
         f" {_count_partitions(group, member)} until {format_time(polled_ms + member.max_poll_interval_ms)}"
         f" (max_poll_interval_ms).{_describe_successor(group, member)}"
     )
-    advice = f"It still works on its last messages, or hangs. {_advise_removal(group, member)}"
-    return Stall("no poll", member.member_id, None, None, None, trouble, advice, polled_ms, 0)
+    advice = f"It still works on its last messages, or hangs. {_RESTART}"
+    remove = _remove_member(group, member)
+    return Stall("no poll", member.member_id, None, None, None, trouble, advice, polled_ms, 0, commands=remove)
 
 
 def _describe_successor(group: Group, member: GroupMember) -> str:
@@ -426,12 +438,8 @@ def _shorten_list(names: list[str]) -> str:
     return f"{', '.join(names[:_SHOWN_PARTITIONS])}{more}"
 
 
-def _advise_removal(group: Group, member: GroupMember) -> str:
-    return f"Restart it, or give its partitions to others now: {_write_removal_command(group, member)}."
-
-
-def _write_removal_command(group: Group, member: GroupMember) -> str:
-    return f"`lakemq groups remove-members {shlex.quote(group.group)} --member {shlex.quote(member.member_id)}`"
+def _remove_member(group: Group, member: GroupMember) -> list[list[str]]:
+    return [["groups", "remove-members", group.group, "--member", member.member_id]]
 
 
 def find_open_transactions(state: State, partitions: Iterable[TopicIdPartition], now_ms: int) -> Iterator[Stall]:
@@ -467,7 +475,6 @@ def _describe_transaction(
         f" {(now_ms - began_ms) // 1000} s, since {format_time(began_ms)} (transaction_timeout_ms is"
         f" {transaction.timeout_ms})."
     )
-    advice = f"Restart its program, or abort it: `lakemq transactions abort {shlex.quote(name)}`."
     topic = state.topics[held_back[0][0]]
     return Stall(
         "open transaction",
@@ -476,8 +483,9 @@ def _describe_transaction(
         held_back[0][1],
         int(topic.last_stable_offsets[held_back[0][1]]),
         trouble,
-        advice,
+        "Restart its program, or abort it.",
         began_ms,
         _TRANSACTION_PATIENCE_MS,
         name,
+        [["transactions", "abort", name]],
     )

@@ -67,7 +67,7 @@ def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
         assignments = groups.assignments(name) if is_known else []
     parts: list[Part] = [
         *_warn(info),
-        *offer_cures(console, " ".join(stall.advice for stall in info.stalls)),
+        *offer_cures(console, [command for stall in info.stalls for command in stall.commands]),
         list_facts("Group", info, _FACTS),
         _list_partitions(lags, assignments),
         list_records(

@@ -76,6 +76,7 @@ def _report(console: Console, figures: Mapping[str, float]) -> list[Part]:
     if figures.get("lakemq_scrape_failed", 0) > 0:
         findings.append(Finding("figures", False, "a part of them cannot be read", "The log says why."))
     wrong = [finding for finding in findings if not finding.ok]
+    path = console.mq.namespace.path
     if not (wrong or figures.get("lakemq_sequencer_present")):
         return [Notice("No sequencer leads. Requests wait until you start one: lakemq serve.", "bad")]
     if not wrong:
@@ -84,8 +85,8 @@ def _report(console: Console, figures: Mapping[str, float]) -> list[Part]:
         part
         for finding in wrong
         for part in (
-            Notice(f"{finding.check}: {finding.found}. {finding.mend}", "bad"),
-            *offer_cures(console, finding.mend),
+            Notice("{check}: {found}. {advice}".format(**finding.to_record(path)), "bad"),
+            *offer_cures(console, finding.commands),
         )
     ]
 
@@ -180,13 +181,13 @@ def read_doctor(console: Console, inputs: Mapping[str, Any]) -> Page:
 
 def run_doctor(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Run all checks, and return what they found."""
-    findings = sorted(console.examine(), key=lambda finding: (finding.ok, not finding.mend))
-    count = sum(not finding.ok for finding in findings)
+    findings = sorted(console.examine(), key=lambda finding: (finding.ok, not finding.advice))
+    count, path = sum(not finding.ok for finding in findings), console.mq.namespace.path
     text = "Everything is all right." if not count else f"{count} of {len(findings)} checks found a problem."
     parts: list[Part] = [
         Notice(text, "bad" if count else "good"),
-        *offer_cures(console, " ; ".join(finding.mend for finding in findings)),
-        list_records("Checks", findings, "check, state, found, mend"),
+        *offer_cures(console, [command for finding in findings for command in finding.commands]),
+        list_records("Checks", [finding.to_record(path) for finding in findings], "check, state, found, advice"),
         _make_button(),
     ]
     return Page("Doctor", parts)
