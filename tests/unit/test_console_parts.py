@@ -4,11 +4,13 @@ import json
 import re
 import tracemalloc
 
+import pyarrow as pa
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakemq.jobs.console.pages.messages import read_search, select_messages
 from lakemq.jobs.console.parts import (
     Field,
     Form,
@@ -103,3 +105,25 @@ def test_pages_escape_invisible_characters_wherever_text_stands_and_forms_keep_t
     shown = re.sub('value="[^"]*"', "", html)
     assert "\u202e" not in shown
     assert html.count(f'value="{name}"') == 2
+
+
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+
+@pytest.mark.parametrize(
+    ("header", "rows"), [("a", [1, 3, 4]), ("a=1", [1, 4]), ("a=", [3]), ("b=2", [1]), ("b", [1, 4]), ("c", [])]
+)
+def test_header_filter_finds_each_message_once_in_all_chunks(header: str, rows: list[int]) -> None:
+    headers = [
+        None,
+        [("a", b"1"), ("b", b"2"), ("a", b"1")],
+        [],
+        [("a", b"")],
+        [("b", None), ("a", b"1")],
+    ]
+    pairs = [None if row is None else [{"key": key, "value": value} for key, value in row] for row in headers]
+    chunks = [pa.array(part, HEADERS) for part in (pairs[:2], pairs)]
+    messages = pa.table({"row": [-2, -1, *range(5)], "headers": pa.chunked_array(chunks)}).slice(2)
+    search = read_search({"topic": "t", "header": header})
+    assert select_messages(messages, search)["row"].to_pylist() == rows
+    assert select_messages(messages.slice(0, 0), search).num_rows == 0

@@ -49,7 +49,7 @@ INPUTS = ("topic", "partition", "key", "header", "text", "as", "isolation", "lim
 _COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 
 
-class _Search(NamedTuple):
+class Search(NamedTuple):
     """What the visitor looks for."""
 
     topic: str
@@ -83,7 +83,7 @@ class _FoundMessages(NamedTuple):
 
 def read_messages(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the page of the message browser for a topic."""
-    search = _read_search(inputs)
+    search = read_search(inputs)
     result = _find_messages(console, search)
     parts: list[Part] = [_make_form(search)]
     if search.is_filtered and not result.is_complete:
@@ -94,10 +94,11 @@ def read_messages(console: Console, inputs: Mapping[str, Any]) -> Page:
     return Page(f"Messages of {search.topic}", parts, [Link("Topics", "/topics"), topic])
 
 
-def _read_search(inputs: Mapping[str, Any]) -> _Search:
+def read_search(inputs: Mapping[str, Any]) -> Search:
+    """Return what the visitor looks for. Raises BadInput."""
     partition = read_number(inputs, "partition", -1, low=-1, high=2**31 - 1)
     start = read_position(inputs, "from", "last") if inputs.get("from") not in (None, "", "last") else "last"
-    return _Search(
+    return Search(
         topic=read_text(inputs, "topic"),
         partition=None if partition < 0 else partition,
         start=start,
@@ -110,7 +111,7 @@ def _read_search(inputs: Mapping[str, Any]) -> _Search:
     )
 
 
-def _find_messages(console: Console, search: _Search) -> _FoundMessages:
+def _find_messages(console: Console, search: Search) -> _FoundMessages:
     mq, isolation = console.mq, search.isolation
     ends = _find_ends(console, search)
     start: Any = search.start
@@ -145,7 +146,7 @@ def _clamp(offset: int, first: int, end: int) -> int:
     return max(first, min(offset, end))
 
 
-def _find_ends(console: Console, search: _Search) -> dict[int, int]:
+def _find_ends(console: Console, search: Search) -> dict[int, int]:
     """Return the ends of the partitions that the search covers."""
     ends = console.mq.end_offsets(search.topic, search.isolation)
     if search.partition not in (None, *ends):
@@ -153,21 +154,21 @@ def _find_ends(console: Console, search: _Search) -> dict[int, int]:
     return {partition: end for partition, end in ends.items() if search.partition in (None, partition)}
 
 
-def _scan(pieces: Iterator[pa.Table], search: _Search, total: int) -> _FoundMessages:
+def _scan(pieces: Iterator[pa.Table], search: Search, total: int) -> _FoundMessages:
     """Read pieces until enough messages match, or the scan has taken long enough."""
     deadline_s = time.monotonic() + SCAN_S
     tables: list[pa.Table] = []
     scanned = matches = 0
     for piece in pieces:
         scanned += piece.num_rows
-        tables.append(_select(piece, search).slice(0, search.limit - matches))
+        tables.append(select_messages(piece, search).slice(0, search.limit - matches))
         matches += tables[-1].num_rows
         if matches >= search.limit or time.monotonic() > deadline_s:
             break
     return _FoundMessages(_to_rows(tables), scanned, scanned >= total)
 
 
-def _select(messages: pa.Table, search: _Search) -> pa.Table:
+def select_messages(messages: pa.Table, search: Search) -> pa.Table:
     """Return the messages that match all filters."""
     if search.key:
         messages = messages.filter(pc.equal(messages["key"].cast(pa.binary()), pa.scalar(search.key.encode())))
@@ -175,12 +176,11 @@ def _select(messages: pa.Table, search: _Search) -> pa.Table:
         messages = messages.filter(pc.match_substring(messages["value"].cast(pa.binary()), search.text))
     if search.header:
         name, has_value, value = search.header.partition("=")
-        sought = (name, value.encode()) if has_value else name
-        matches = [
-            any(sought in (header["key"], (header["key"], header["value"])) for header in headers or ())
-            for headers in messages["headers"].to_pylist()
-        ]
-        messages = messages.filter(pa.array(matches, pa.bool_()))
+        rows, headers = pc.list_parent_indices(messages["headers"]), pc.list_flatten(messages["headers"])
+        matches = pc.equal(pc.struct_field(headers, "key"), name)
+        if has_value:
+            matches = pc.and_(matches, pc.equal(pc.struct_field(headers, "value"), pa.scalar(value.encode())))
+        messages = messages.take(rows.filter(matches).unique())
     return messages
 
 
@@ -188,7 +188,7 @@ def _to_rows(tables: Sequence[pa.Table]) -> list[dict[str, Any]]:
     return [row for table in tables for row in table.select(_COLUMNS).to_pylist()]
 
 
-def _make_form(search: _Search, path: str = "/messages") -> Form:
+def _make_form(search: Search, path: str = "/messages") -> Form:
     start = Field("from", "from: last, earliest, an offset or a time", str(search.start))
     return Form(
         "Find messages",
@@ -208,7 +208,7 @@ def _make_form(search: _Search, path: str = "/messages") -> Form:
     )
 
 
-def _list_messages(search: _Search, result: _FoundMessages) -> Table:
+def _list_messages(search: Search, result: _FoundMessages) -> Table:
     return list_records(
         "Messages",
         result.rows,
@@ -228,7 +228,7 @@ def _join_headers(headers: Sequence[Mapping[str, Any]] | None) -> str:
     return escape_invisible("\n".join(texts))
 
 
-def _offer_pages(search: _Search, result: _FoundMessages) -> list[Part]:
+def _offer_pages(search: Search, result: _FoundMessages) -> list[Part]:
     """Return links to the messages before and after, which need a single partition."""
     links = [Link("Follow new messages", make_link("/tail", **search.inputs))]
     if search.partition is not None and not search.is_filtered and result.rows:
@@ -258,7 +258,7 @@ def read_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
 
 
 def _read_next_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
-    search = _read_search(inputs)
+    search = read_search(inputs)
     topic_id = console.mq.state().topic(search.topic).topic_id  # before the ends: the next look sees if it is replaced
     ends = _find_ends(console, search)
     if len(ends) > MOST_TAILED:
@@ -295,7 +295,7 @@ def _read_offsets(inputs: Mapping[str, Any]) -> tuple[int, dict[int, int]]:
 
 
 def _read_newest(
-    console: Console, search: _Search, since: Mapping[int, int], ends: Mapping[int, int], share: int
+    console: Console, search: Search, since: Mapping[int, int], ends: Mapping[int, int], share: int
 ) -> tuple[_FoundMessages, int]:
     """Return the newest messages since some offsets, and how many offsets or messages were passed over.
 
@@ -319,7 +319,7 @@ def _read_newest(
             include_expired=True,
         )
         for piece in fetched.pieces(target_bytes=4 << 20):
-            selected = _select(piece, search)
+            selected = select_messages(piece, search)
             matches += selected.num_rows
             both = selected if newest is None else pa.concat_tables([newest, selected])
             newest = both.sort_by([("timestamp", "descending"), ("offset", "descending")]).slice(0, search.limit)
