@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -120,7 +121,7 @@ def serve(
                 if metrics_port is not None:
                     stack.enter_context(serve_metrics(mq, metrics_host, metrics_port, serving))
                 if settings is not None:
-                    stack.enter_context(open_console_of(session, mq, settings, serving))
+                    stack.enter_context(open_consoles([session], [mq], settings, serving))
                 yield
 
         serve_until_signal(mq, beside=run_beside)
@@ -298,7 +299,7 @@ def console(
     ctx: typer.Context,
     paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PATH]...", help="More namespaces. Each has a console at the next port, with links."),
+        typer.Argument(metavar="[PATH]...", help="More namespaces. The pages of each are below its name, with links."),
     ] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
@@ -311,7 +312,6 @@ def console(
 
     Needs the extra `console`, and for SQL and charts the extra `sql`.
     """
-    from lakemq.errors import InvalidConfig
     from lakemq.jobs.console.console import make_settings
     from lakemq.jobs.process.streams import log_to_stderr
     from lakemq.jobs.serve import catch_stop_signals
@@ -323,33 +323,29 @@ def console(
         for path in [session.path, *(paths or ())]
         if path
     }
-    if port and port + len(places) - 1 > HIGHEST_PORT:
-        raise InvalidConfig(
-            "The consoles of these namespaces need a port each.",
-            found=f"--port {port} with {len(places)} namespaces",
-            expected=f"at most --port {HIGHEST_PORT + 1 - len(places)}",
-        )
     with ExitStack() as stack:
-        sessions = [replace(session, path=path) for path in places.values()]
-        connections = [stack.enter_context(of_path.connect()) for of_path in sessions or [session]]
+        sessions = [replace(session, path=path) for path in places.values()] or [session]
+        connections = [stack.enter_context(of_path.connect()) for of_path in sessions]
         stack.enter_context(log_to_stderr(logging.INFO))
         stop = stack.enter_context(catch_stop_signals())
-        for number, (of_path, mq) in enumerate(zip(sessions, connections, strict=True)):
-            own = replace(settings, port=port + number if port else 0)
-            address = stack.enter_context(open_console_of(of_path, mq, own))
-            note(f"The console is at {address}. Stop it with Ctrl-C.")
+        address = stack.enter_context(open_consoles(sessions, connections, settings))
+        note(f"The console is at {address}. Stop it with Ctrl-C.")
         stop.wait()
 
 
-def open_console_of(
-    session: Session, mq: Connection, settings: ConsoleSettings, serving: Serving | None = None
+def open_consoles(
+    sessions: Sequence[Session],
+    connections: Sequence[Connection],
+    settings: ConsoleSettings,
+    serving: Serving | None = None,
 ) -> AbstractContextManager[str]:
-    """Return a console for this call of the command, as a context manager that yields its address."""
-    from lakemq.jobs.console.app import serve_console
+    """Return the consoles for this call of the command, as a context manager that yields their address."""
+    from lakemq.jobs.console.app import serve_consoles
     from lakemq.jobs.doctor.examination import examine
 
-    def run_checks() -> Sequence[Finding]:
+    def run_checks(session: Session) -> Sequence[Finding]:
         spark = find_spec("pyspark") is not None
         return list(examine(session.path, session.conf, session.storage_options, spark))
 
-    return serve_console(mq, settings, run_checks, serving)
+    checks = [partial(run_checks, session) for session in sessions]
+    return serve_consoles([*zip(connections, checks, strict=True)], settings, serving)

@@ -6,9 +6,10 @@ It keeps nothing between requests.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +27,7 @@ with needs("console"):
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
     from starlette.responses import HTMLResponse, RedirectResponse, Response
-    from starlette.routing import Route
+    from starlette.routing import Mount, Route
 
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import GroupIdNotFound, LakeMQError, TransactionalIdNotFound, UnknownTopicOrPartition
@@ -105,30 +106,30 @@ POSTED_PAGES: dict[str, PageReader] = {
 REFRESH_S = (5, 15, 60)
 _REFRESH_COOKIE = "lakemq_refresh"
 _NEVER_REFRESHED = ("/sql", "/tail", guard.LOGIN, "/change/")
-"""Beginnings of the addresses of pages that a visitor types into, or that follow a topic."""
+"""Beginnings of the paths of pages that a visitor types into, or that follow a topic."""
 _NOT_FOUND = (UnknownTopicOrPartition, GroupIdNotFound, TransactionalIdNotFound)
 
 
 class WebApplication:
     """Answers requests with the pages of a console."""
 
-    def __init__(self, console: Console, registry: CollectorRegistry) -> None:
-        self._console, self._registry = console, registry
+    def __init__(self, console: Console, registry: CollectorRegistry, roots: Mapping[str, str]) -> None:
+        """roots: namespace -> the beginning of the addresses of its pages, of this console and the others."""
+        self._console, self._registry, self._roots = console, registry, roots
+        self.root = roots[console.mq.namespace.path]
         self._templates = make_templates()
 
-    def list_routes(self) -> list[Route]:
-        """Return all addresses with what answers them."""
-        return [
+    def make_app(self) -> Starlette:
+        """Return what answers the addresses of the pages."""
+        routes = [
             *(Route(path, self._show(page)) for path, page in PAGES.items()),
             *(Route(path, self._show_form_answer(page), methods=["POST"]) for path, page in POSTED_PAGES.items()),
             Route("/change/{name}", self._confirm_change),
             Route("/preview/{name}", self._confirm_form, methods=["POST"]),
             Route("/change/{name}", self._apply_change, methods=["POST"]),
             Route("/metrics", make_endpoint(self._registry)),
-            Route(guard.LOGIN, self._show_login),
-            Route(guard.LOGIN, self._log_in, methods=["POST"]),
-            *(Route(path, _serve_file(path, media_type)) for path, media_type in guard.STATIC.items()),
         ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: self.explain_http_error})
 
     # -- pages that read --------------------------------------------------------------------------------
 
@@ -168,23 +169,22 @@ class WebApplication:
         return self._render(request, Page(title, [Notice(text, "bad")]), status)
 
     def _render(self, request: Request, page: Page, status: int = 200) -> Response:
-        refresh_s, own, ports = _find_refresh_s(request), self._console.mq.namespace.path, self._console.settings.ports
+        path = request.url.path.removeprefix(self.root)
+        may_refresh = request.method == "GET" and not path.startswith(_NEVER_REFRESHED)
+        refresh_s = _find_refresh_s(request) if may_refresh else None
         done = CHANGES.get(request.query_params.get("done", ""))
         is_open = request.url.path == guard.LOGIN  # to everybody: it tells nothing of the namespace
         html = self._templates.get_template("page.html").render(
             page=page,
-            menu=MENU,
-            path=request.url.path,
+            root="" if is_open else self.root,
+            menu=() if is_open else MENU,
+            path=path,
             silence="" if is_open else self._console.describe_silence(),
-            namespace="" if is_open else own,
-            others=[
-                Link(path, str(request.base_url.replace(port=port)))
-                for path, port in ports.items()
-                if path != own and not is_open
-            ],
+            namespace="" if is_open else self._console.mq.namespace.path,
+            others=[] if is_open else [Link(*other) for other in self._roots.items() if other[1] != self.root],
             allow_changes=self._console.settings.allow_changes,
             refresh=refresh_s,
-            refresh_links=_list_refresh_links(request),
+            refresh_links=_list_refresh_links(request) if may_refresh else [],
             done=done.done if done and status == 200 else "",
         )
         response = HTMLResponse(html, status)
@@ -255,15 +255,17 @@ class WebApplication:
         if not pages:
             return answer
         # reloading the page that follows must not do it again
-        return RedirectResponse(f"{pages[0]}{'&' if '?' in pages[0] else '?'}done={name}", 303)
+        return RedirectResponse(f"{self.root}{pages[0]}{'&' if '?' in pages[0] else '?'}done={name}", 303)
 
     # -- the token --------------------------------------------------------------------------------------
 
-    def _show_login(self, request: Request) -> Response:
+    def show_login(self, request: Request) -> Response:
+        """Return the page that asks for the token."""
         form = Form("Token", guard.LOGIN, [Field("token", "token of this console", is_secret=True)], "Open", "post")
         return self._answer(request, lambda: Page("Open the console", [form]))
 
-    async def _log_in(self, request: Request) -> Response:
+    async def log_in(self, request: Request) -> Response:
+        """Let a browser with the token in."""
         inputs, tokens = await _read_form(request), [token for _, token in self._console.settings.tokens]
         if not tokens:
             return RedirectResponse("/", 303)
@@ -276,14 +278,31 @@ class WebApplication:
         return response
 
 
-def build_app(console: Console, registry: CollectorRegistry) -> guard.Guard:
-    """Return the ASGI application of a console, with the guard in front."""
-    application = WebApplication(console, registry)
-    app = Starlette(
-        routes=application.list_routes(),
-        exception_handlers={HTTPException: application.explain_http_error},
-    )
-    return guard.Guard(app, console.settings)
+def build_app(consoles: Sequence[tuple[Console, CollectorRegistry]]) -> guard.Guard:
+    """Return the ASGI application of consoles, with the guard in front. Several have their names in addresses."""
+    roots = _choose_roots([console.mq.namespace.path for console, _ in consoles])
+    applications = [WebApplication(console, registry, roots) for console, registry in consoles]
+    first = applications[0]
+    routes = [
+        Route(guard.LOGIN, first.show_login),
+        Route(guard.LOGIN, first.log_in, methods=["POST"]),
+        *(Route(path, _serve_file(path, media_type)) for path, media_type in guard.STATIC.items()),
+        *([Route("/", lambda request: RedirectResponse(f"{first.root}/"))] if first.root else []),
+        *(Mount(application.root, application.make_app()) for application in applications),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: first.explain_http_error})
+    return guard.Guard(app, consoles[0][0].settings)
+
+
+def _choose_roots(paths: Sequence[str]) -> dict[str, str]:
+    """Return namespace -> the beginning of its addresses: the name of its folder; nothing if it is the only one."""
+    roots: dict[str, str] = {}
+    for path in paths:
+        root = "/" + re.sub(r"[^\w.-]", "-", path.rstrip("/").rpartition("/")[2], flags=re.ASCII)
+        while root in roots.values():
+            root += "-2"
+        roots[path] = root
+    return roots if paths[1:] else {paths[0]: ""}
 
 
 async def _read_form(request: Request) -> dict[str, Any]:
@@ -293,15 +312,11 @@ async def _read_form(request: Request) -> dict[str, Any]:
 
 def _find_refresh_s(request: Request) -> int | None:
     """Return how often the page refreshes itself: as its address says, else as was chosen on a page before."""
-    if request.method != "GET" or request.url.path.startswith(_NEVER_REFRESHED):
-        return None
     chosen = request.query_params.get("refresh", request.cookies.get(_REFRESH_COOKIE, ""))
     return next((seconds for seconds in REFRESH_S if chosen == str(seconds)), None)
 
 
 def _list_refresh_links(request: Request) -> list[Link]:
-    if request.method != "GET" or request.url.path.startswith(_NEVER_REFRESHED):
-        return []
     url = request.url.remove_query_params(["refresh", "done"])
     choices = [("off", 0), *((f"{seconds} s", seconds) for seconds in REFRESH_S)]
     links = [(text, url.include_query_params(refresh=seconds)) for text, seconds in choices]
@@ -320,7 +335,7 @@ def _pick_inputs(change: Change, inputs: Inputs) -> dict[str, str]:
     return {name: read_text(inputs, name, "") for name in change.fields}
 
 
-# Serve a console from a thread of this process.
+# Serve consoles from a thread of this process.
 
 
 LIMITS = HttpLimits(connections=64)
@@ -329,21 +344,19 @@ _OPTIONS = "--host and --port, with `lakemq serve` --console-host and --console-
 
 
 @contextmanager
-def serve_console(
-    mq: Connection,
+def serve_consoles(
+    namespaces: Sequence[tuple[Connection, Callable[[], Sequence[Finding]]]],
     settings: ConsoleSettings,
-    examine: Callable[[], Sequence[Finding]],
     serving: Serving | None = None,
     limits: HttpLimits = LIMITS,
     query_limits: QueryLimits = QUERY_LIMITS,
 ) -> Iterator[str]:
-    """Answer browsers inside the block, and yield the console's address.
+    """Answer browsers inside the block, and yield the address.
 
     Args:
-        mq: the connection to read with.
+        namespaces: the connection to read each with, and a function that runs the doctor's checks of it.
         settings: where to listen, and what to allow.
-        examine: runs the doctor's checks.
-        serving: the sequencer of this process, if it runs one.
+        serving: the sequencer of this process, if it runs one. Then there is one namespace.
         limits: what clients may take.
         query_limits: bounds of a query.
 
@@ -351,24 +364,13 @@ def serve_console(
         InvalidConfig: the address cannot be listened on.
         MissingExtra: the extra `console` is not installed.
     """
-    with (
-        open_console(mq, settings, examine, serving, query_limits) as app,
-        serve_http(app, "console", settings.host, settings.port, limits, _OPTIONS) as (host, port),
-    ):
-        settings.ports[mq.namespace.path] = port
+    with ExitStack() as stack:
+        consoles = []
+        for mq, examine in namespaces:
+            registry, collector, observer = stack.enter_context(open_registry(mq, serving))
+            consoles.append((Console(mq, observer, collector, settings, examine, query_limits), registry))
+        serve = serve_http(build_app(consoles), "console", settings.host, settings.port, limits, _OPTIONS)
+        host, port = stack.enter_context(serve)
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         log.info("the console is at %s", address)
         yield address
-
-
-@contextmanager
-def open_console(
-    mq: Connection,
-    settings: ConsoleSettings,
-    examine: Callable[[], Sequence[Finding]],
-    serving: Serving | None = None,
-    query_limits: QueryLimits = QUERY_LIMITS,
-) -> Iterator[Callable[..., object]]:
-    """Yield the ASGI application of a console; see `serve_console`."""
-    with open_registry(mq, serving) as (registry, collector, observer):
-        yield build_app(Console(mq, observer, collector, settings, examine, query_limits), registry)

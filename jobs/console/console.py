@@ -46,14 +46,12 @@ class ConsoleSettings:
         token: bearer token that every request must show; None: no request needs one. Several lines have a token each,
             after a name and one space.
         allow_changes: whether the console may change the namespace.
-        ports: namespace -> port, of this console and of others that its pages lead to.
     """
 
     host: str = "127.0.0.1"
     port: int = 8080
     token: str | None = field(default=None, repr=False)
     allow_changes: bool = False
-    ports: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def tokens(self) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ def make_templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": format_number, "size": format_size}
-    environment.globals |= {"most_rows": MOST_ROWS}
+    environment.globals |= {"most_rows": MOST_ROWS, "root": ""}
     return environment
 
 

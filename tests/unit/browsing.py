@@ -11,7 +11,7 @@ import httpx
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.sequencer.serving import Serving
-from lakemq.jobs.console.app import serve_console
+from lakemq.jobs.console.app import serve_consoles
 from lakemq.jobs.console.console import QUERY_LIMITS, ConsoleSettings
 from lakemq.jobs.doctor.examination import examine
 
@@ -81,9 +81,8 @@ def open_browser(
     """Serve a console at a free port, and yield a visitor. query_timeout_s: patient, as a busy machine may be slow."""
     chosen = ConsoleSettings(**{"port": 0, **settings})
     limits = QUERY_LIMITS._replace(timeout_s=query_timeout_s)
-    with serve_console(
-        mq, chosen, lambda: list(examine(mq.namespace.path, spark=False)), serving, query_limits=limits
-    ) as address:
+    namespaces = [(mq, lambda: list(examine(mq.namespace.path, spark=False)))]
+    with serve_consoles(namespaces, chosen, serving, query_limits=limits) as address:
         port = urlsplit(address).port
         browser = Browser(f"http://localhost:{port}" if "127.0.0.1" in address else address)
         with browser.client:

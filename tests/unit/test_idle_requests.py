@@ -29,7 +29,7 @@ from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import STANDBY_MS, Sequencer
-from lakemq.jobs.console.app import serve_console
+from lakemq.jobs.console.app import serve_consoles
 from lakemq.jobs.console.console import ConsoleSettings
 from lakemq.jobs.metrics.server import serve_metrics
 from lakemq.jobs.process.http_listener import HttpLimits
@@ -222,7 +222,7 @@ PATIENCE_S = 60
 
 @contextmanager
 def open_console(mq: Connection, limits: HttpLimits, token: str | None = None) -> Iterator[int]:
-    with serve_console(mq, ConsoleSettings(port=0, token=token), list, limits=limits) as address:
+    with serve_consoles([(mq, list)], ConsoleSettings(port=0, token=token), limits=limits) as address:
         yield int(address.rstrip("/").rpartition(":")[2])
 
 

@@ -23,7 +23,7 @@ function show(text) {
   if (state.textContent !== text) state.textContent = text; // a screen reader reads each change
 }
 
-const findLink = (page) => page.querySelector('.actions a[href^="/tail?"]');
+const findLink = (page) => page.querySelector('.actions a[href*="/tail?"]');
 const findTable = (page) => [...page.querySelectorAll("main section")].pop();
 
 // Returns the next page. The error of a failure says whether another look would fail as well.
