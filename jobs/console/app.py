@@ -78,12 +78,12 @@ MENU = (
 
 PAGES: dict[str, PageReader] = {
     "/": PageReader(overview.read_overview, ("minutes",)),
-    "/topics": PageReader(topics.read_topics),
+    "/topics": PageReader(topics.read_topics, ("text",)),
     "/topic": PageReader(topics.read_topic, ("name", "keys", "minutes")),
     "/messages": PageReader(messages.read_messages, (*messages.INPUTS, "from")),
     "/tail": PageReader(messages.read_tail, (*messages.INPUTS, "after")),
     "/message": PageReader(messages.read_message, ("topic", "partition", "offset", "as")),
-    "/groups": PageReader(groups.read_groups),
+    "/groups": PageReader(groups.read_groups, ("text",)),
     "/group": PageReader(groups.read_group, ("name", "minutes")),
     "/delayed": PageReader(delayed.read_delayed),
     "/dead-letters": PageReader(delayed.read_dead_letters),

@@ -139,12 +139,14 @@ class Change:
 
 
 def _reset_offsets(console: Console, inputs: Inputs, dry_run: bool) -> list[GroupOffsetChange]:
-    topic = read_text(inputs, "topic", default="")
+    topic, partition = read_text(inputs, "topic", ""), read_number(inputs, "partition", -1, low=-1, high=2**31 - 1)
     if not inputs.get("to"):
         raise BadInput("The input to is missing. Expected earliest, latest, an offset or a time.")
-    return console.mq.groups.reset_offsets(
-        read_text(inputs, "group"), topic or None, to=read_position(inputs, "to", "latest"), dry_run=dry_run
-    )
+    if partition >= 0 and not topic:
+        raise BadInput("The input partition needs a topic.")
+    topics = [(topic, partition)] if partition >= 0 else topic or None
+    to = read_position(inputs, "to", "latest")
+    return console.mq.groups.reset_offsets(read_text(inputs, "group"), topics, to=to, dry_run=dry_run)
 
 
 def _preview_reset(console: Console, inputs: Inputs) -> list[Part]:
@@ -335,10 +337,21 @@ def _preview_group(console: Console, inputs: Inputs) -> list[Part]:
     return _preview_setting(f"the group {group.group}", group.settings, inputs)
 
 
+def _preview_group_deletion(console: Console, inputs: Inputs) -> list[Part]:
+    group = console.mq.groups.describe(read_text(inputs, "group"))
+    text = f"The group {group.group} with its committed offsets and its settings will be deleted."
+    return [Notice(f"{text} It has {group.lag:,} offsets left to read. This cannot be undone.", "bad")]
+
+
 CHANGES: dict[str, Change] = {
     "reset-offsets": Change(
         "Reset offsets",
-        {"group": "group", "topic": "topic (empty: all)", "to": "earliest, latest, an offset or a time"},
+        {
+            "group": "group",
+            "topic": "topic (empty: all)",
+            "partition": "partition (empty: all)",
+            "to": "earliest, latest, an offset or a time",
+        },
         _preview_reset,
         lambda console, inputs: _reset_offsets(console, inputs, dry_run=False),
         lambda inputs: make_link("/group", name=inputs["group"]),
@@ -453,9 +466,20 @@ CHANGES: dict[str, Change] = {
         lambda inputs: make_link("/group", name=inputs["group"]),
         "The setting is changed.",
     ),
+    "delete-group": Change(
+        "Delete the group",
+        {"group": "group"},
+        _preview_group_deletion,
+        lambda console, inputs: console.mq.groups.delete(read_text(inputs, "group")),
+        lambda inputs: "/groups",
+        "The group is deleted.",
+    ),
 }
 """Each change by the name in its address."""
-DESTROYING = ("reset-offsets", "purge", "cancel-delayed", "abort", "remove-member", "delete-topic", "delete-records")
+DESTROYING = (
+    *("reset-offsets", "purge", "cancel-delayed", "abort", "remove-member"),
+    *("delete-topic", "delete-records", "delete-group"),
+)
 """Changes by which something is lost or cut off. Their buttons look different."""
 
 

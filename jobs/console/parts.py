@@ -280,6 +280,11 @@ class Form:
     destroys: bool = False
 
 
+def make_filter(path: str, label: str, text: str) -> Form:
+    """Return a form that shows the same page with those rows that have a text."""
+    return Form("Filter", path, [Field("text", label, text)], "Show")
+
+
 @dataclass(frozen=True)
 class TextBlock:
     """A text in its own lines, such as a payload."""

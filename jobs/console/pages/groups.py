@@ -23,6 +23,7 @@ from lakemq.jobs.console.parts import (
     draw_ownership,
     list_facts,
     list_records,
+    make_filter,
     make_link,
 )
 
@@ -50,10 +51,12 @@ ORDER BY since LIMIT 1000"""
 
 def read_groups(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the list of groups."""
+    text = read_text(inputs, "text", "")
     with console.observer.look() as observation:
-        infos = observation.groups.all()
+        infos = [info for info in observation.groups.all() if text in info.group]
     columns = "group, protocol, state, members, partitions, lag, unacknowledged, consumption_rate, waits_for"
-    return Page("Groups", [list_records("Groups", infos, columns, "There is no group yet.")])
+    table = list_records("Groups", infos, columns, "There is no such group." if text else "There is no group yet.")
+    return Page("Groups", [make_filter("/groups", "text in the name", text), table])
 
 
 def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
@@ -86,7 +89,8 @@ def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
         list_records("Settings", list_settings(info), "setting, value, set"),
     ]
     if console.settings.allow_changes:
-        parts += [offer_change("reset-offsets", group=name), offer_change("alter-group", info.settings, group=name)]
+        parts.append(offer_change("alter-group", info.settings, group=name))
+        parts += [offer_change(change, group=name) for change in ("reset-offsets", "delete-group")]
     return Page(name, parts, [Link("Groups", "/groups")])
 
 

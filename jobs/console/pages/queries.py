@@ -25,6 +25,7 @@ from lakemq.jobs.console.parts import (
     format_time,
     list_facts,
     list_records,
+    make_filter,
     make_link,
 )
 from lakemq.tables.specs.groups import CUT_KEYS, LIVE_TABLES
@@ -134,7 +135,7 @@ ORDER BY step DESC, position DESC LIMIT 200"""
 def read_changes(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the newest administrative changes, those of this console and all others."""
     text = read_text(inputs, "text", "")
-    form = Form("Filter", "/changes", [Field("text", "text in kind, subject or client", text)], "Show")
+    form = make_filter("/changes", "text in kind, subject or client", text)
     columns = "changed_at, kind, subject, client, decision"
 
     def draw() -> list[Part]:

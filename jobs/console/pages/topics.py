@@ -21,6 +21,7 @@ from lakemq.jobs.console.parts import (
     Table,
     list_facts,
     list_records,
+    make_filter,
     make_link,
 )
 from lakemq.jobs.output import format_size
@@ -31,17 +32,18 @@ if TYPE_CHECKING:
 
 def read_topics(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the list of topics."""
-    sizes = read_sizes(console)
+    sizes, text = read_sizes(console), read_text(inputs, "text", "")
     table = list_records(
         "Topics",
-        console.mq.topics.list(),
+        [topic for topic in console.mq.topics.list() if text in topic.topic],
         "topic, partitions, offset_count, size, config, subscriptions, messages",
-        "There is no topic yet.",
+        "There is no such topic." if text else "There is no topic yet.",
         "Offsets count messages and markers of transactions. Sizes are those of data files, some seconds old.",
         size=lambda topic: format_size(sizes.get(topic.topic)),
         messages=lambda topic: Link("messages", make_link("/messages", topic=topic.topic)),
     )
-    return Page("Topics", [table, *([offer_change("create-topic")] if console.settings.allow_changes else [])])
+    create = [offer_change("create-topic")] if console.settings.allow_changes else []
+    return Page("Topics", [make_filter("/topics", "text in the name", text), table, *create])
 
 
 def read_sizes(console: Console) -> dict[str, int]:
