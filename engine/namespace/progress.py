@@ -4,7 +4,7 @@ A sample holds totals and no differences. So a leader that dies takes none with 
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -143,15 +143,31 @@ class Sampler:
         took_ms: how long the last steps took. The sequencer adds to it.
     """
 
-    def __init__(self, state: State) -> None:
-        """state: at the beginning of the term. If it has a leader, that one died, and left changes without a row."""
+    def __init__(self, state: State, list_overdue: Callable[[], Collection[tuple[str, str]]] = tuple) -> None:
+        """Begin a term.
+
+        Args:
+            state: at its beginning. If it has a leader, that one died, and left changes without a row.
+            list_overdue: returns groups with member ids: those that the leader has last found overdue.
+        """
         self.took_ms: deque[int] = deque(maxlen=_MOST_STEPS)
         self._changed: dict[Subject, None] = dict.fromkeys(list_subjects(state) if state.leader else ())
         self._minute_ms, self._step_count = find_minute(state.now_ms), 0
         self._late_ms: int | None = None
+        self._list_overdue, self._decided_at_ms = list_overdue, state.now_ms
+        self._pause_ms = self._told_minute_ms = 0
+        self._overdue_groups: dict[str, None] = {}
+
+    @property
+    def _has_trouble(self) -> bool:
+        return bool(self._pause_ms or self._overdue_groups)
+
+    @property
+    def _has_rows(self) -> bool:
+        return bool(self._changed or self._step_count or self._has_trouble)
 
     def take_rows(self, state: State, steps: StepBatch, tables: Mapping[str, pa.Table], is_last: bool) -> pa.Table:
-        """Return the rows of the minute before, once it has ended; none until then.
+        """Return the rows of the minute before, once it has ended; none until then, but for the first trouble in it.
 
         Args:
             state: after `steps`.
@@ -159,21 +175,26 @@ class Sampler:
             is_last: whether the leader resigns, so that the rows of this minute are due, too.
         """
         minute_ms = find_minute(state.now_ms)
-        if not (self._changed or self._step_count):
+        if not self._has_rows:
             self._minute_ms = minute_ms
-        self._note(steps, tables)
-        if not (self._changed or self._step_count) or not (is_last or minute_ms > self._minute_ms):
+        self._note(state, steps, tables)
+        is_news = self._has_trouble and self._told_minute_ms < minute_ms
+        if not self._has_rows or not (is_last or is_news or minute_ms > self._minute_ms):
             return SAMPLES.empty()
+        if is_news:
+            self._told_minute_ms = minute_ms
         grown = {state.topic_ids[topic] for topic, group in self._changed if not group and topic in state.topic_ids}
         subjects = [*(self._changed | dict.fromkeys(_list_readers(state, grown)))]
         count = len(subjects) if is_last else MOST_SUBJECTS
         rows = [build_sample(state, subject, self._minute_ms) for subject in subjects[:count]]
-        if self._step_count:
+        rows += [build_sample(state, ("", group), self._minute_ms) for group in self._overdue_groups]
+        if self._step_count or self._pause_ms:
             rows.append(self._build_own_row(state.step))
         self._changed, self._minute_ms = dict.fromkeys(subjects[count:]), minute_ms
+        self._overdue_groups = {}
         return SAMPLES.table(rows)
 
-    def _note(self, steps: StepBatch, tables: Mapping[str, pa.Table]) -> None:
+    def _note(self, state: State, steps: StepBatch, tables: Mapping[str, pa.Table]) -> None:
         for spec, columns in (
             (PARTITIONS, ["topic"]),
             *((s, ["topic", "group"]) for s in (CONSUMER_OFFSETS, ASSIGNMENTS)),
@@ -185,6 +206,14 @@ class Sampler:
         for placed in steps.find_entries(DelaysReleased):
             assert isinstance(placed.entry.record, DelaysReleased)
             self._late_ms = max(self._late_ms or 0, placed.entry.record.late_ms)
+        for step in steps:
+            pause_ms = step.decided_at_ms - (self._decided_at_ms or step.decided_at_ms)
+            if pause_ms > state.lease_ms:
+                self._pause_ms = max(self._pause_ms, pause_ms)
+            self._decided_at_ms = step.decided_at_ms
+        for group, member_id in self._list_overdue():
+            if group in state.groups and member_id in state.groups[group].members:
+                self._overdue_groups[group] = None
 
     def _build_own_row(self, step: int) -> SampleRow:
         """Return the row of the sequencer, and set its counts back."""
@@ -196,9 +225,9 @@ class Sampler:
             group="",
             steps=self._step_count,
             step_p50_ms=p50_ms,
-            step_p99_ms=p99_ms,
+            step_p99_ms=max(p99_ms or 0, self._pause_ms) or p99_ms,
             late_ms=self._late_ms,
         )
         self.took_ms.clear()
-        self._step_count, self._late_ms = 0, None
+        self._step_count, self._late_ms, self._pause_ms = 0, None, 0
         return row

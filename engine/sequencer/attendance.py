@@ -202,6 +202,10 @@ class OverdueMembers:
             members[key] = before
         self._epoch, self._members = epoch, members
 
+    def list_keys(self) -> list[MemberKey]:
+        """Return the members that were overdue at the last reading; some may have left since."""
+        return [*self._members]
+
     def write(self) -> None:
         """Write the note if its members have changed. A store that fails is logged once, and tried again."""
         members = self._members

@@ -326,12 +326,13 @@ class TermFactory:
         final_table = FinalTable(ns.files, ns.config, clock, self._new_file_id, self._crash_point)
         projector = Projector(ns.store, watermark, housekeeping, final_table, clock.steady_ms, self._crash_point)
         pending_file = CurrentPendingFile(self._new_file_id, ns.config.number("journal.rows.max.bytes"))
+        overdue = OverdueMembers(OverdueNotes(ns.files), clock)
         background = BackgroundProjection(
             step_log,
             pending_file,
             housekeeping,
             projector,
-            Sampler(state),
+            Sampler(state, overdue.list_keys),
             self._projecting,
             clock,
             ns.config,
@@ -344,7 +345,7 @@ class TermFactory:
             pending_file,
             background,
             time,
-            Attendance(Beats(ns.files), OverdueMembers(OverdueNotes(ns.files), clock), clock, self._watching),
+            Attendance(Beats(ns.files), overdue, clock, self._watching),
             TargetAssignments(self._watching, self._plug_ins, ns.config.ms("assignor.timeout.ms") / 1000),
             self._make_delay_queue(state),
             later,

@@ -45,7 +45,9 @@ JOURNAL = TableSpec(
 class SampleRow:
     step: int = column(INT64, "The row holds every decision up to this step.")
     minute_ms: int = column(INT64, "Beginning of the minute in which something changed.")
-    topic: str = column(TEXT, "The topic; empty in the row of the sequencer.")
+    topic: str = column(
+        TEXT, "The topic; empty in the row of the sequencer, and in that of a group with overdue members."
+    )
     group: str = column(TEXT, "The group that reads the topic; empty in the topic's own row.")
     offsets: int | None = column(
         INT64,
@@ -55,7 +57,11 @@ class SampleRow:
     lag: int | None = column(INT64, "Group: offsets that are left for it at the end of the minute.", nullable=True)
     steps: int | None = column(INT64, "Sequencer: steps decided in the minute, without renewals.", nullable=True)
     step_p50_ms: int | None = column(INT64, "Sequencer: how long half of its steps took at most.", nullable=True)
-    step_p99_ms: int | None = column(INT64, "Sequencer: how long 99 of 100 steps took at most.", nullable=True)
+    step_p99_ms: int | None = column(
+        INT64,
+        "Sequencer: how long 99 of 100 steps took at most; or how long none came, if longer than the lease.",
+        nullable=True,
+    )
     late_ms: int | None = column(
         INT64, "Sequencer: how late a delayed message was released in the minute at most.", nullable=True
     )

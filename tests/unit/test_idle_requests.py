@@ -44,7 +44,7 @@ from lakemq.tables.storage.object_stores.objects import Data, IdentifiedObject
 pytestmark = pytest.mark.slow
 
 LEASE_MS = 10_000
-RENEWAL_MS = 20_000
+RENEWAL_MS = 5_000
 """Time between two steps of a leader without a standby. It makes a few in a minute, so that minutes are quick."""
 
 

@@ -1,18 +1,23 @@
 """Samples: the totals of a minute as rows of a table, which outlast the leader that has written them."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from golden.story import Story
 from unit.served import read_objects, run_sql, served, until
 
+import lakemq
 from lakemq.engine.maintenance.retention import read_live_state, trim_rows
 from lakemq.engine.namespace import progress
 from lakemq.engine.namespace.progress import MINUTE_MS, Sampler
 from lakemq.engine.protocol.projection import project
+from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup
 from lakemq.engine.protocol.values.journal import StepBatch
 from lakemq.engine.protocol.values.state import State
+from lakemq.jobs.console.pages.overview import describe_since
 from lakemq.tables.specs.journal import SAMPLES
 from lakemq.testing import MovableClock
 
@@ -23,24 +28,39 @@ class Leader:
     """Projects the steps of a story, as a leader does."""
 
     def __init__(self, story: Story) -> None:
-        self.mq, self.sampler, self.done = story.mq, Sampler(story.mq.state), len(story.mq.steps)
+        self.overdue: list[tuple[str, str]] = []
+        self.mq, self.done = story.mq, len(story.mq.steps)
+        self.sampler = Sampler(story.mq.state, lambda: self.overdue)
 
     def project(self, is_last: bool = False) -> list[Row]:
         """Write a pass, and return its rows: minute, topic, group, offsets, lag."""
+        return [
+            (row["minute_ms"] // MINUTE_MS, row["topic"], row["group"], row["offsets"], row["lag"])
+            for row in self.write(is_last)
+        ]
+
+    def find_trouble(self) -> list[tuple[int, str, int | None]]:
+        """Write a pass, and return its rows without a topic: minute, group, longest step or pause in minutes."""
+        return [
+            (row["minute_ms"] // MINUTE_MS, row["group"], row["step_p99_ms"] and row["step_p99_ms"] // MINUTE_MS)
+            for row in self.write()
+            if not row["topic"]
+        ]
+
+    def write(self, is_last: bool = False) -> list[dict[str, Any]]:
+        """Write a pass, and return its rows."""
         steps = StepBatch(self.mq.steps[self.done :])
         self.done += len(steps)
         rows = self.sampler.take_rows(self.mq.state, steps, project(self.mq.state, steps), is_last)
         self.mq.state.changes.clear()
-        return [
-            (row["minute_ms"] // MINUTE_MS, row["topic"], row["group"], row["offsets"], row["lag"])
-            for row in rows.to_pylist()
-        ]
+        return rows.to_pylist()
 
 
 @pytest.fixture
 def story() -> Story:
     story = Story()
     story.mq.now_ms = MINUTE_MS
+    story.mq.state.lease_ms = 10 * MINUTE_MS
     story.tell({"create": {"t": 2}})
     return story
 
@@ -70,6 +90,31 @@ def test_minutes_in_which_only_the_lease_is_renewed_give_no_row(story: Story) ->
     for minute in range(2, 6):
         go_on_to(story, minute)
         assert leader.project() == []
+
+
+def test_pause_longer_than_the_lease_gives_a_row_at_once(story: Story) -> None:
+    leader = Leader(story)
+    go_on_to(story, 11)
+    assert leader.find_trouble() == [], "as long as the lease"
+    go_on_to(story, 22)
+    assert leader.find_trouble() == [(22, "", 11)]
+    go_on_to(story, 23)
+    assert leader.find_trouble() == []
+
+
+def test_group_has_a_row_for_each_minute_with_overdue_members(story: Story) -> None:
+    story.mq.ask(JoinGroup("g", "C1", ["t"]))
+    leader = Leader(story)
+    leader.overdue = [("g", "C1"), ("g", "gone"), ("gone", "C1")]
+    assert leader.find_trouble() == [(1, "g", None)]
+    story.mq.see()
+    assert leader.find_trouble() == [], "this minute has one"
+    go_on_to(story, 2)
+    assert leader.find_trouble() == [(1, "g", None)]
+    story.mq.ask(LeaveGroup("g", ["C1"]))
+    for minute in (3, 4):
+        go_on_to(story, minute)
+        assert [group for _, group, _ in leader.find_trouble() if group] == []
 
 
 def test_a_leader_that_resigns_leaves_nothing_and_one_that_dies_leaves_all_to_the_next(story: Story) -> None:
@@ -146,3 +191,36 @@ def test_a_restart_loses_no_sample_and_sql_shows_messages_per_minute(tmp_path: P
         )
         assert steps >= 4
         assert 0 <= p50_ms <= p99_ms
+
+
+MINUTE = 28_000_000
+FIRST, END = (f"2023-03-28T{time}:00.000Z" for time in ("10:40", "10:43"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("troubles", "expected"),
+    [
+        ([], f" since at least {FIRST}"),
+        ([("", 9_000, 9_000)], f" since at least {FIRST}"),
+        ([("", 75_000, None)], f" since {END}: before, no step came for 1.25 min"),
+        ([("", 5, 30_000)], f" since {END}: before, a delayed message was 30 s late"),
+        ([("", 75_000, None), ("billing", None, None)], f" since {END}: before, members of billing were overdue"),
+    ],
+)
+def test_overview_says_since_when_all_is_well_and_what_was_not(
+    tmp_path: Path, troubles: list[tuple[str, int | None, int | None]], expected: str
+) -> None:
+    rows = [
+        SAMPLES.row(step=step, minute_ms=(MINUTE + step) * MINUTE_MS, topic="", group="", steps=1) for step in (0, 9)
+    ]
+    for step, (group, longest_ms, late_ms) in enumerate(troubles, 3 - len(troubles)):
+        moment = {"step": step, "minute_ms": (MINUTE + step) * MINUTE_MS}
+        rows.append(SAMPLES.row(**moment, topic="", group=group, step_p99_ms=longest_ms, late_ms=late_ms))
+    with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
+        assert describe_since(SimpleNamespace(mq=mq)) == "", "there is no row yet"
+        with mq.serving():
+            mq.topics.create("t")
+        handle = mq.namespace.store.open(SAMPLES)
+        handle.append_at(handle.version, SAMPLES.table(rows))
+        assert describe_since(SimpleNamespace(mq=mq)) == expected

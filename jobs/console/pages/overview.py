@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow.compute as pc
+
+from lakemq.engine.client.sequencers import find_store_now_ms
+from lakemq.engine.namespace.progress import MINUTE_MS
 from lakemq.jobs.console.changes import offer_cures
 from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.pages.charts import (
@@ -24,11 +28,20 @@ from lakemq.jobs.console.parts import (
     Part,
     Table,
     format_length,
+    format_time,
     list_records,
 )
 from lakemq.jobs.doctor.examination import run_check
-from lakemq.jobs.doctor.namespace import Finding, FreeSpace, describe_free_space, make_checks, read_free_space
+from lakemq.jobs.doctor.namespace import (
+    WAITING_MS,
+    Finding,
+    FreeSpace,
+    describe_free_space,
+    make_checks,
+    read_free_space,
+)
 from lakemq.jobs.status import MINUTES
+from lakemq.tables.specs.journal import SAMPLES
 
 _CHECKS = ("sequencer", "space", "letters", "groups", "delays")
 """Checks of the doctor that read little, and write nothing."""
@@ -80,7 +93,7 @@ def _report(console: Console, figures: Mapping[str, float]) -> list[Part]:
     if not (wrong or figures.get("lakemq_sequencer_present")):
         return [Notice("No sequencer leads. Requests wait until you start one: lakemq serve.", "bad")]
     if not wrong:
-        return [Notice("All is well.", "good")]
+        return [Notice(f"All is well{describe_since(console)}.", "good")]
     return [
         part
         for finding in wrong
@@ -89,6 +102,26 @@ def _report(console: Console, figures: Mapping[str, float]) -> list[Part]:
             *offer_cures(console, finding.commands),
         )
     ]
+
+
+def describe_since(console: Console) -> str:
+    """Return since when all is well, by the rows of the sequencer and of overdue members in `samples`."""
+    namespace = console.mq.namespace
+    columns = ("minute_ms", "group", "step_p99_ms", "late_ms")
+    rows = namespace.store.open(SAMPLES).read(columns, pc.field("topic") == "").sort_by("minute_ms")
+    was_slow, was_late = pc.field("step_p99_ms") > console.mq.state().lease_ms, pc.field("late_ms") > WAITING_MS
+    troubles = rows.filter((pc.field("group") != "") | was_slow | was_late)
+    if not troubles.num_rows:
+        return f" since at least {format_time(rows['minute_ms'][0].as_py())}" if rows.num_rows else ""
+    last = troubles.slice(troubles.num_rows - 1).to_pylist()[0]
+    if last["group"]:
+        trouble = f"members of {last['group']} were overdue"
+    elif (last["late_ms"] or 0) > WAITING_MS:
+        trouble = f"a delayed message was {format_length(last['late_ms'])} late"
+    else:
+        trouble = f"no step came for {format_length(last['step_p99_ms'])}"
+    ended_ms = min(last["minute_ms"] + MINUTE_MS, find_store_now_ms(namespace.files))
+    return f" since {format_time(ended_ms)}: before, {trouble}"
 
 
 def _describe_sequencer(figures: Mapping[str, float], space: FreeSpace | None) -> Facts:
