@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
+from ..namespace import process
 from ..namespace.at_exit import HOOKS, ExitHook, Stage
-from ..namespace.process import INTERRUPT_GRACE_S, OwnLock, check_same_process, end_block
+from ..namespace.process import INTERRUPT_GRACE_S, OwnLock, end_block
 from ..protocol.errors import IllegalState
 from .consume.open_members import OpenMember
 from .producer.record_producer import RecordProducer
@@ -149,7 +150,8 @@ class OpenObjects:
 
     def check_process(self) -> None:
         """Raise IllegalState in a forked process."""
-        check_same_process(self._pid, "This connection")
+        if process.current_id != self._pid:
+            raise process.build_fork_error("This connection")
 
     def check_open(self) -> None:
         """Raise IllegalState if the connection is closed, or in a forked process."""

@@ -52,13 +52,8 @@ def _reset_in_child() -> None:
 os.register_at_fork(after_in_child=_reset_in_child)
 
 
-def check_same_process(pid: int, what: str) -> None:
-    """Raise IllegalState in a process that was forked from the process `pid`."""
-    if current_id != pid:
-        raise _build_fork_error(what)
-
-
-def _build_fork_error(what: str) -> IllegalState:
+def build_fork_error(what: str) -> IllegalState:
+    """Return the error for an object that is used in a process that was forked from its own. what: the object."""
     return IllegalState(f"{what} was made in another process (fork): make one there.", expected=_ADVICE)
 
 
@@ -159,7 +154,7 @@ class _RefusedLock(AbstractContextManager[Any]):
         self._what = what
 
     def __enter__(self) -> NoReturn:
-        raise _build_fork_error(self._what)
+        raise build_fork_error(self._what)
 
     def __exit__(self, *_: object) -> None:
         pass

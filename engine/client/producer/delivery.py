@@ -155,7 +155,7 @@ class DeliveryMonitor:
     def check_process(self) -> None:
         """Raise IllegalState in a forked process, which does not have the producer's thread."""
         if process.current_id != self._pid:
-            process.check_same_process(self._pid, "The producer")
+            raise process.build_fork_error("The producer")
 
     def check_can_wait(self) -> None:
         """Raise IllegalState in a forked process, and in a callback: it runs in the thread that we would wait for."""

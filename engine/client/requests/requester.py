@@ -198,7 +198,7 @@ class Requester:
             InvalidRequest, IllegalState, UnknownServerError (no thread can be started): none of them is sent.
         """
         if process.current_id != self._pid:
-            process.check_same_process(self._pid, "This connection")
+            raise process.build_fork_error("This connection")
         waiting = [PendingRequest.of(request, rows) for request, rows in requests]
         with self._wake:
             if self._closed:
