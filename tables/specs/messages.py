@@ -133,6 +133,8 @@ FINAL_MESSAGES = TableSpec(
     partitioned_by=("topic", "step"),
     comment="Committed messages at their offsets, one row each, for any reader of Delta tables. Written "
     "each final.interval.ms.",
+    # Other programs clean by this. The leader keeps entries by the time of the newest messages, see `housekeeping.py`.
+    properties={"delta.logRetentionDuration": "interval 3650 days"},
     log_retention_ms=7 * _DAY_MS,
 )
 """A stream that was down for the retention of the log goes on, so the files that its entries name stay as long."""

@@ -1,8 +1,10 @@
 """Tests of the stored format: only LakeMQ writes the tables, and other versions are refused."""
 
 import json
+import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.errors import NamespaceError, NewerFormat
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.messages import INBOX, SCHEDULES
+from lakemq.tables.specs.messages import FINAL_MESSAGES, INBOX, SCHEDULES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 from lakemq.tables.specs.topics import TOPICS
@@ -79,6 +81,21 @@ def test_checkpoint_and_cleanup_by_another_program_change_nothing(folder: Path) 
     table.cleanup_metadata()
     handle = open_namespace(str(folder)).store.open(TOPICS)
     assert (handle.version, handle.read()) == (version, rows)
+
+
+def test_cleanup_by_another_program_leaves_a_stream_the_entries_that_it_reads_again(folder: Path) -> None:
+    """The leader keeps entries of `final_messages` while no new messages come, however old they are."""
+    handle = open_namespace(str(folder)).store.open(FINAL_MESSAGES)
+    for _ in range(3):
+        handle.replace_at(handle.version, [])
+    entries = sorted((folder / FINAL_MESSAGES.name / "_delta_log").glob("*.json"))
+    long_ago = time.time() - 300 * 86_400
+    for entry in entries:
+        os.utime(entry, (long_ago, long_ago))
+    table = DeltaTable(str(folder / FINAL_MESSAGES.name))
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    assert sorted((folder / FINAL_MESSAGES.name / "_delta_log").glob("*.json")) == entries
 
 
 # -- versions of the format ---------------------------------------------------------------------------------
