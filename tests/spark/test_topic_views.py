@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -113,6 +115,10 @@ def test_page_begins_with_programs_that_run(spark: SparkSession) -> None:
             with redirect_stdout(output):
                 exec(compile(program, "spark.md", "exec"), names)
             assert output.getvalue() == shown
+        days_ago = time.time() - 6 * 86_400
+        os.utime(f"data/shop/final_messages/_delta_log/{0:020d}.json", (days_ago, days_ago))
+        spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+        assert spark.sql("SELECT count(*) FROM shop.final_messages VERSION AS OF 0").collect()[0][0] == 0
         for change in ("delete", "vacuum"):
             with pytest.raises(Exception, match="DELTA_UNSUPPORTED_FEATURES_FOR_WRITE"):
                 getattr(names["table"], change)()

@@ -208,6 +208,10 @@ def _as_it_was(spec: TableSpec, store: Store, moment: Moment) -> str:
 def catalog_sql(path: str, store: Store, moment: Moment | None = None) -> str:
     """Return the statements as a script for `spark-sql -i`, which ends in the namespace's database."""
     statements = catalog_statements(path, store, moment)
+    if moment is not None:
+        # the version of a table that has seldom changed may be older than Delta lets a session read by default
+        name = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
+        statements = [f"SET {name}=false", *statements]
     return "".join(f"{s};\n" for s in [*statements, f"USE `{database_name(path, moment)}`"])
 
 
