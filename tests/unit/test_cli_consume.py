@@ -45,8 +45,8 @@ def test_consume_joins_an_existing_group_by_its_protocol(mq: Connection, lake: L
     add(mq, topic, ["a"])
     lake("consume", topic, "--group", group, "--limit", "1")
     assert mq.groups.describe(group).protocol == "cooperative"
-    said = lake("consume", topic, "--group", group, "--protocol", "queue", code=1).stderr
-    assert "INCONSISTENT_GROUP_PROTOCOL" in said
+    stderr = lake("consume", topic, "--group", group, "--protocol", "queue", code=1).stderr
+    assert "INCONSISTENT_GROUP_PROTOCOL" in stderr
 
 
 @pytest.mark.extended
@@ -66,8 +66,8 @@ def test_consume_warns_of_partitions_that_others_own(mq: Connection, lake: Lakem
     with mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="earliest") as holder:
         until(lambda: bool(holder.poll() or holder.assignment()))
         add(mq, topic, ["a", "b"])
-        said = lake("consume", topic, "--group", group, "--timeout-ms", "100").stderr
-        assert "2 unread offsets in 1 partitions that this member does not own" in said
+        stderr = lake("consume", topic, "--group", group, "--timeout-ms", "100").stderr
+        assert "2 unread offsets in 1 partitions that this member does not own" in stderr
 
 
 def test_consume_of_a_missing_topic_or_with_wrong_options_is_refused(mq: Connection, lake: Lakemq) -> None:

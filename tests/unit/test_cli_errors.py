@@ -272,9 +272,9 @@ def test_engine_logs_lines_without_a_trace_unless_asked(
                 raise RuntimeError("two\nlines")
             except RuntimeError as error:
                 log.error("goes on: %s", error, exc_info=True)
-        said = capsys.readouterr().err.splitlines()
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ERROR goes on: two( lines)?", said[0])
-        assert (len(said) == 1) == (trace == "")
+        lines = capsys.readouterr().err.splitlines()
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ERROR goes on: two( lines)?", lines[0])
+        assert (len(lines) == 1) == (trace == "")
     assert logging.getLogger("lakemq").handlers == before
 
 

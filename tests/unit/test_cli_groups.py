@@ -52,9 +52,9 @@ def rows(result: Result) -> list[dict[str, Any]]:
 
 def test_reset_offsets_changes_nothing_without_execute(mq: Connection, lake: Lakemq, topic: str) -> None:
     group = committed(mq, topic, 3, 4)
-    said = lake("reset-offsets", group, "--all-topics", "--to-earliest", "--output", "json")
-    assert [(row["partition"], row["before"], row["after"]) for row in rows(said)] == [(0, 3, 0), (1, 4, 0)]
-    assert "--execute" in said.stderr
+    output = lake("reset-offsets", group, "--all-topics", "--to-earliest", "--output", "json")
+    assert [(row["partition"], row["before"], row["after"]) for row in rows(output)] == [(0, 3, 0), (1, 4, 0)]
+    assert "--execute" in output.stderr
     assert offsets(mq, group) == [3, 4]
     done = lake("reset-offsets", group, "--all-topics", "--to-earliest", "--execute")
     assert "--execute" not in done.stderr
@@ -118,12 +118,12 @@ def test_wrong_usage_of_reset_offsets_is_exit_code_2(lake: Lakemq) -> None:
 
 def test_reset_of_several_groups_goes_on_after_a_missing_one(mq: Connection, lake: Lakemq, topic: str) -> None:
     one, two = committed(mq, topic, 3), committed(mq, topic, 4)
-    said = lake("reset-offsets", one, "nobody", two, "--all-topics", "--to-earliest", "--execute", code=1)
-    assert [line.split() for line in said.stdout.splitlines()[1:]] == [
+    output = lake("reset-offsets", one, "nobody", two, "--all-topics", "--to-earliest", "--execute", code=1)
+    assert [line.split() for line in output.stdout.splitlines()[1:]] == [
         [one, topic, "0", "3", "0"],
         [two, topic, "0", "4", "0"],
     ]
-    assert "GROUP_ID_NOT_FOUND" in said.stderr
+    assert "GROUP_ID_NOT_FOUND" in output.stderr
 
 
 @pytest.mark.extended

@@ -30,8 +30,8 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 
 
 def sql(path: str | Path, query: str, *options: str, stdin: bytes = b"") -> Result:
-    said = ["--path", str(path), "sql", "--dialect", "duckdb", *options, "--output", "csv", "--", query]
-    return CliRunner().invoke(app, said, input=stdin)
+    arguments = ["--path", str(path), "sql", "--dialect", "duckdb", *options, "--output", "csv", "--", query]
+    return CliRunner().invoke(app, arguments, input=stdin)
 
 
 OUTSIDE = [

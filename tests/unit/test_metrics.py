@@ -61,11 +61,12 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-def total(found: dict[Any, float], name: str, **labels: str) -> float:
-    wanted = set(labels.items())
-    values = [value for (series, pairs), value in found.items() if series == name and wanted <= set(pairs)]
-    assert values, name
-    return sum(values)
+def total(values: dict[Any, float], name: str, **labels: str) -> float:
+    matching = [
+        value for (series, pairs), value in values.items() if series == name and set(labels.items()) <= set(pairs)
+    ]
+    assert matching, name
+    return sum(matching)
 
 
 def read_sql(busy: BusyNamespace, query: str) -> Any:
@@ -76,7 +77,7 @@ def read_sql(busy: BusyNamespace, query: str) -> Any:
 
 
 def test_a_scrape_says_what_sql_says(busy: BusyNamespace, scrape: Callable[[], str]) -> None:
-    found = samples(scrape())
+    values = samples(scrape())
     for name, labels, query in (
         ("lakemq_group_lag", {"group": WORKERS}, f"SELECT lag FROM group_lag WHERE group = '{WORKERS}'"),
         ("lakemq_group_lag", {"group": READERS}, f"SELECT lag FROM group_lag WHERE group = '{READERS}'"),
@@ -86,28 +87,28 @@ def test_a_scrape_says_what_sql_says(busy: BusyNamespace, scrape: Callable[[], s
         ("lakemq_dead_letters", {"group": WORKERS}, "SELECT count(*) FROM dead_lettered"),
         ("lakemq_group_members", {"group": WORKERS}, f"SELECT count(*) FROM group_members WHERE group = '{WORKERS}'"),
     ):
-        assert total(found, name, **labels) == read_sql(busy, query) > 0, name
+        assert total(values, name, **labels) == read_sql(busy, query) > 0, name
 
 
 def test_a_scrape_says_what_the_commands_say(busy: BusyNamespace, scrape: Callable[[], str]) -> None:
-    found, state = samples(scrape()), busy.mq.state()
+    values, state = samples(scrape()), busy.mq.state()
     (held,) = {info.unacknowledged for info in busy.mq.groups.all() if info.group == WORKERS}
-    assert total(found, "lakemq_group_unacknowledged_messages", group=WORKERS) == held > 0
-    assert total(found, "lakemq_leader_epoch") == state.leader_epoch
-    assert total(found, "lakemq_leader_info", sequencer=state.leader) == 1
-    assert total(found, "lakemq_sequencer_present") == 1
-    assert total(found, "lakemq_partition_end_offset", topic=ORDERS) == sum(busy.mq.end_offsets(ORDERS).values())
-    assert total(found, "lakemq_group_state", group=WORKERS, lakemq_group_state="Stable") == 1
-    assert total(found, "lakemq_group_state", group=WORKERS) == 1
-    assert total(found, "lakemq_delayed_due_messages", within_seconds="300") == 0
-    assert total(found, "lakemq_delayed_due_messages", within_seconds="3600") == 1
-    assert 0 < total(found, "lakemq_oldest_open_transaction_age_seconds") < 600
-    assert 0 < total(found, "lakemq_open_transaction_timeout_share") <= 1
-    assert 0 < total(found, "lakemq_topic_size_bytes", topic=ORDERS) < 1_000_000
-    assert total(found, "lakemq_steps_total") <= busy.mq.state().step
-    assert total(found, "lakemq_step_duration_seconds_count") > 5
-    assert total(found, "lakemq_letters_decided_total") > 5
-    assert total(found, "lakemq_scrape_failed") == 0
+    assert total(values, "lakemq_group_unacknowledged_messages", group=WORKERS) == held > 0
+    assert total(values, "lakemq_leader_epoch") == state.leader_epoch
+    assert total(values, "lakemq_leader_info", sequencer=state.leader) == 1
+    assert total(values, "lakemq_sequencer_present") == 1
+    assert total(values, "lakemq_partition_end_offset", topic=ORDERS) == sum(busy.mq.end_offsets(ORDERS).values())
+    assert total(values, "lakemq_group_state", group=WORKERS, lakemq_group_state="Stable") == 1
+    assert total(values, "lakemq_group_state", group=WORKERS) == 1
+    assert total(values, "lakemq_delayed_due_messages", within_seconds="300") == 0
+    assert total(values, "lakemq_delayed_due_messages", within_seconds="3600") == 1
+    assert 0 < total(values, "lakemq_oldest_open_transaction_age_seconds") < 600
+    assert 0 < total(values, "lakemq_open_transaction_timeout_share") <= 1
+    assert 0 < total(values, "lakemq_topic_size_bytes", topic=ORDERS) < 1_000_000
+    assert total(values, "lakemq_steps_total") <= busy.mq.state().step
+    assert total(values, "lakemq_step_duration_seconds_count") > 5
+    assert total(values, "lakemq_letters_decided_total") > 5
+    assert total(values, "lakemq_scrape_failed") == 0
 
 
 def test_the_dashboard_and_the_alerts_name_only_metrics_that_exist(scrape: Callable[[], str]) -> None:
