@@ -63,7 +63,7 @@ class QueueWorld:
         """Make a member of a queue group. config: its settings, with keys that have _ for a dot."""
         settings = {"group.protocol": "queue", **{key.replace("_", "."): value for key, value in config.items()}}
         options = MemberOptions([self.topic], auto_offset_reset="earliest", config=settings)
-        heart = SimpleNamespace(add=lambda *_: SimpleNamespace(note_poll=lambda: None, stop=lambda: None, polls=0))
+        heart = SimpleNamespace(add=lambda *_: SimpleNamespace(stop=lambda: None, polls=0))
         membership = Membership(
             self,  # type: ignore[arg-type]
             heart,  # type: ignore[arg-type]

@@ -355,7 +355,7 @@ class Connection(LogAccess):
 
     def _whole_state(self) -> State:
         self._check_open()
-        return self._fetcher.read_whole_state()
+        return self._fetcher.make_whole_reader().refresh()
 
     def _arrow_publisher(self) -> ArrowPublisher:
         self._open.check_process()

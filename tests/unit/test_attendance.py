@@ -134,7 +134,7 @@ def test_heartbeat_thread_beats_for_all_its_members_and_leaves_no_object(tmp_pat
     beats = Beats(FaultyFiles(str(tmp_path)))
     heart = HeartbeatThread(beats, lambda: "abc")
     first, second = heart.add("g", "C1", 5), heart.add("h", "C2", 5)
-    first.note_poll()
+    first.polls += 1
     until(lambda: read_beats(beats) == [("C1", 1), ("C2", 0)])
     number = beats.read_newest()["abc"][0]
     until(lambda: beats.read_newest()["abc"][0] > number)

@@ -163,7 +163,7 @@ class ConsumerFactory:
 
         A consumer follows neither producers nor transactions, so this reads them for this call alone.
         """
-        state = self._fetcher.read_whole_state()
+        state = self._fetcher.make_whole_reader().refresh()
         return [str(stall) for stall in find_open_transactions(state, partitions, state.now_ms)]
 
     def _check_topics_exist(self, topics: Iterable[str]) -> None:

@@ -60,10 +60,6 @@ class Heartbeat:
         self._thread, self.group, self.member_id, self.interval_ms = thread, group, member_id, interval_ms
         self.polls = polls
 
-    def note_poll(self) -> None:
-        """Count a poll. The group loses a member that lives but does not poll."""
-        self.polls += 1
-
     def build_beating(self) -> MemberBeat:
         """Return what the next heartbeat says of the member."""
         return MemberBeat(self.group, self.member_id, self.polls, self.interval_ms)
@@ -531,9 +527,9 @@ class Membership:
         ]
 
     def note_poll(self) -> None:
-        """Show the group with the next heartbeat that the consumer polls."""
+        """Show the group with the next heartbeat that the consumer polls: it loses a member that lives but does not."""
         if self._heartbeat is not None:
-            self._heartbeat.note_poll()
+            self._heartbeat.polls += 1
 
     def read_view(self, newest: bool = True) -> MembershipView:
         """Return the view of this member, as of the newest step. newest=False: as of the step that was read last.

@@ -107,10 +107,6 @@ class Fetcher:
         # Step 0: nothing was read yet, or the last look was interrupted, so that the state is not whole.
         return self._reader.refresh() if newest or self._reader.step == 0 else self._reader.state
 
-    def read_whole_state(self) -> State:
-        """Return the state with producers, transactions and groups, loaded for this call alone."""
-        return self.make_whole_reader().refresh()
-
     def make_whole_reader(self) -> Reader:
         """Return a reader of the state with producers, transactions and groups.
 

@@ -49,10 +49,6 @@ class Sender:
         self._stop_accepting = stop_accepting
         self._thread = start_thread(self._run, "lakemq-producer")
 
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
     def join(self, timeout_s: float | None = None) -> None:
         """Wait until the buffer has ended and is sent, or the time is over."""
         self._thread.join(timeout_s)

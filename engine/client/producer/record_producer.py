@@ -231,7 +231,7 @@ class RecordProducer(ProcessBound, ABC):
         with self._lock:
             self._check_open()
             self._settler.wait_for_sent(deadline_ms)
-            return self._settler.take_report()
+            return self._settler.acknowledged.take()
 
     @abstractmethod
     def close(self) -> None:

@@ -44,16 +44,13 @@ class BatchSettler:
     def __init__(self, buffer: Buffer, monitor: DeliveryMonitor, clock: Clock) -> None:
         self._buffer, self._monitor, self._clock = buffer, monitor, clock
         self.lock, self._failures = monitor.lock, monitor.failures
-        self._acknowledged = FlushCounter()
-
-    def take_report(self) -> FlushReport:
-        """Return the messages acknowledged since the last report. The lock is held."""
-        return self._acknowledged.take()
+        self.acknowledged = FlushCounter()
+        """The messages acknowledged since the last report. Its user holds the lock."""
 
     def start_again(self) -> None:
         """Forget failures and acknowledged records: a transaction begins. The lock is held."""
         self._failures.clear()
-        self._acknowledged.take()
+        self.acknowledged.take()
 
     # -- waiting ----------------------------------------------------------------------------------------
 
@@ -131,7 +128,7 @@ class BatchSettler:
         failure, callback_records = batch.build_failure(outcome), batch.callback_records
         calls += batch.settle(outcome)
         if outcome.published is not None:
-            self._acknowledged.add(outcome.published)
+            self.acknowledged.add(outcome.published)
         if failure is not None:
             self._failures.add(failure)
             self._failures.mark_records_reported(batch.number, callback_records)
