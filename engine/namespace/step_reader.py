@@ -85,21 +85,19 @@ class StepReader:
         return self._read(_decode_only_head)
 
     def _read(self, decode: Callable[[bytes], tuple[StepHead, T]], checks_end: bool = False) -> list[T]:
-        first, values = self.step + 1, []
-        for step, body in enumerate(self._read_bodies(checks_end), first):
+        first, values = self._follower.step + 1, []
+        try:
+            bodies = self._follower.read(checks_end)
+        except StepLost as lost:
+            if read_watermark(self._store).step >= lost.step:
+                raise StepsGone(f"the tables hold step {lost.step} by now") from None
+            raise _make_step_error(lost.step, str(lost)) from None
+        for step, body in enumerate(bodies, first):
             head, value = _decode_body(decode, step, body)
             self._namespace_id = self._namespace_id or head.namespace_id
             _check_head(head, step, self._namespace_id)
             values.append(value)
         return values
-
-    def _read_bodies(self, checks_end: bool) -> list[bytes]:
-        try:
-            return self._follower.read(checks_end)
-        except StepLost as lost:
-            if read_watermark(self._store).step >= lost.step:
-                raise StepsGone(f"the tables hold step {lost.step} by now") from None
-            raise _make_step_error(lost.step, str(lost)) from None
 
     def _check_first_step(self, step: int) -> None:
         """Check that the step on which this reader begins is one of its namespace. Raises what `__init__` raises."""
