@@ -81,7 +81,7 @@ class QueueWorld:
             _NO_WAITER,  # type: ignore[arg-type]
             lambda _: (),
         )
-        consumer = QueueConsumer(parts, membership, listener, joined=lambda *_: None)
+        consumer = QueueConsumer(parts, membership, listener)
         # Its polls never wait in real time: the clock moves instead.
         consumer._reader.rest = lambda poll_ms, most_ms: self.clock.sleep(max(min(poll_ms, most_ms), 1))  # type: ignore[method-assign]
         return consumer

@@ -125,11 +125,17 @@ class ConsumerFactory:
         )
         # a poll also keeps the member's place in its group, so it must not wait for long although no step comes
         parts = self._build_parts(group, options, self._fetcher.new_waiter(membership.news, _MEMBER_WAIT_MS))
-        joined = partial(self._note_joined, register)
+        consumer: MemberConsumer
         if config["group.protocol"] == "queue":
-            return QueueConsumer(parts, membership, listener, joined)
-        reset: Reset = member_options.auto_offset_reset  # type: ignore[assignment]
-        return GroupConsumer(parts, membership, reset, listener, joined)
+            consumer = QueueConsumer(parts, membership, listener)
+        else:
+            reset: Reset = member_options.auto_offset_reset  # type: ignore[assignment]
+            consumer = GroupConsumer(parts, membership, reset, listener)
+        open_member = consumer._open_member
+        open_member.watch(consumer, self._heartbeats.abandoned)
+        register(open_member)
+        open_member.warn_of_others(self._fetcher.query_groups)
+        return consumer
 
     def _build_parts(self, group: str, options: dict[str, Any], waiter: StepWaiter) -> ConsumerParts:
         """Return what the parts of one consumer share. It caches row groups: the next poll reads on in them."""
@@ -140,13 +146,6 @@ class ConsumerFactory:
         return ConsumerParts(
             group, self._requester, fetcher, self._clock, waiter, self._explain_transactions, timeout_ms
         )
-
-    def _note_joined(
-        self, register: Callable[[OpenMember], object], consumer: MemberConsumer, open_member: OpenMember
-    ) -> None:
-        open_member.watch(consumer, self._heartbeats.abandoned)
-        register(open_member)
-        open_member.warn_of_others(self._fetcher.query_groups)
 
     def find_protocol(self, group: Any, default: str) -> str:
         """Return the protocol of a group; default: if the group does not exist."""

@@ -238,10 +238,6 @@ class GroupEnds:
 # The calls that all members of groups have in common.
 
 
-Joined = Callable[["MemberConsumer", OpenMember], object]
-"""Is called with a consumer that has joined its group, and with what closes the consumer."""
-
-
 class MemberConsumer(Consumer):
     """A consumer that is a member of its group: a `GroupConsumer` or a `QueueConsumer`. Thread-safe.
 
@@ -375,12 +371,7 @@ class GroupConsumer(MemberConsumer, PositionConsumer):
     """
 
     def __init__(
-        self,
-        parts: ConsumerParts,
-        membership: Membership,
-        reset: Reset,
-        listener: RebalanceListener | None,
-        joined: Joined,
+        self, parts: ConsumerParts, membership: Membership, reset: Reset, listener: RebalanceListener | None
     ) -> None:
         """Join the group. Raises what joining is refused with. reset: where to begin without a committed offset."""
         self._partitions = member = PositionMember(parts.lock, membership, listener)
@@ -388,7 +379,6 @@ class GroupConsumer(MemberConsumer, PositionConsumer):
         ends = GroupEnds(parts, member, reader.list_known_offsets)
         super().__init__(parts, member, reader, ends, listener)
         membership.join()
-        joined(self, self._open_member)
 
     def go_back(self, batch: ConsumerBatch) -> bool:
         """Read an unprocessed batch again, as after a transaction that was aborted.

@@ -25,7 +25,7 @@ from ..offsets import ConsumedOffsets, TopicPartition
 from ..tracing import open_commit_span, traces_commit
 from .batch import ConsumerBatch, Messages, QueueBatch, shorten_error, spans_of_messages
 from .consumer import ConsumerParts, check_assignment, find_offsets_to_commit
-from .group_consumer import GroupEnds, Joined, MemberConsumer
+from .group_consumer import GroupEnds, MemberConsumer
 from .member import QueueMember
 from .membership import Membership
 from .options import RebalanceListener
@@ -62,9 +62,7 @@ class QueueConsumer(MemberConsumer):
     _member: QueueMember
     _reader: QueueReader
 
-    def __init__(
-        self, parts: ConsumerParts, membership: Membership, listener: RebalanceListener | None, joined: Joined
-    ) -> None:
+    def __init__(self, parts: ConsumerParts, membership: Membership, listener: RebalanceListener | None) -> None:
         """Join the group. Raises what joining is refused with."""
         clock = parts.clock
         self._trackers: dict[TopicPartition, AckTracker] = {}
@@ -75,7 +73,6 @@ class QueueConsumer(MemberConsumer):
         # A queue consumer has no positions: the group's state says which messages are done.
         super().__init__(parts, member, reader, GroupEnds(parts, member, dict), listener)
         membership.join()
-        joined(self, self._open_member)
 
     def poll(self, max_records: int = 10_000, timeout_ms: int = 0, poll_ms: int = 20) -> QueueBatch:
         """Return the next messages, for the member to acknowledge.
