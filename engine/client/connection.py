@@ -34,7 +34,7 @@ from .producer.producer import Producer, TransactionalProducer
 from .producer.record_producer import RecordProducer
 from .publish.arrow import ArrowPublisher, KeylessRoundRobin, RowPublisher, parse_application
 from .quality.gate import Gates
-from .requests.direct_line import DirectLine, FollowLine
+from .requests.direct_line import DirectLine
 from .requests.requester import Requester
 from .rows.publication import ON_ERROR, OnError, Publication
 from .rows.receipts import PublishedRows
@@ -96,10 +96,8 @@ class Connection(LogAccess):
             line,
             partial(explain_silence, namespace.files, namespace_id),
         )
-        fetcher, open_objects = (
-            Fetcher(namespace, clock, spark, self._new_follow_line),
-            OpenObjects(self._sequencers.serve_while_closing),
-        )
+        fetcher = Fetcher(namespace, clock, spark)
+        open_objects = OpenObjects(self._sequencers.serve_while_closing)
         self.requester.explain = fetcher.explain_missing
         consumers = ConsumerFactory(
             self.requester,
@@ -128,10 +126,6 @@ class Connection(LogAccess):
         self._tools = OperatorTools(
             namespace, self.requester, self._fetcher, self._publish_clock, self._arrow_publisher, self._check_open
         )
-
-    def _new_follow_line(self) -> FollowLine:
-        line = DirectLine(self.namespace.files, self.namespace.namespace_id, self._clock)
-        return FollowLine(line, new_id, self._clock)
 
     # -- topics -----------------------------------------------------------------------------------------
 

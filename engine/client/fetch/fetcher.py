@@ -19,14 +19,14 @@ from lakemq.tables.storage.object_stores.inotify import Watch
 
 from ...namespace.clock import LOOK_MS, Clock, FolderWaiter
 from ...namespace.namespace import Namespace
-from ...namespace.process import OwnLock
+from ...namespace.process import OwnLock, new_id
 from ...namespace.step_reader import follow_from_watermark
 from ...protocol.errors import LakeMQError, MissingTopic, UnknownTopicOrPartition
 from ...protocol.projection import MEMBERS, READERS
 from ...protocol.values.state import State
 from ...protocol.values.topics import TopicDeleted
 from ..arguments import format_time
-from ..requests.direct_line import FollowLine
+from ..requests.direct_line import DirectLine, FollowLine
 from ..schemas import SchemaRule
 from ..schemas.topic_schema import find_reading_rule
 from .fetch_result import FetchResult
@@ -60,11 +60,9 @@ class Fetcher:
         namespace: Namespace,
         clock: Clock,
         spark: SparkSession | None,
-        new_line: Callable[[], FollowLine],
         tables: Sequence[str] = READERS,
     ) -> None:
-        """new_line: returns a new line to the leader, for one waiter. tables: from which the state is loaded."""
-        self._new_line = new_line
+        """tables: from which the state is loaded."""
         self._namespace, self._clock, self._spark = namespace, clock, spark
         self._lock = OwnLock("This connection", threading.RLock())
         self._reader, self._tables = self._new_reader(tables), tables
@@ -116,7 +114,7 @@ class Fetcher:
 
     def make_whole_fetcher(self) -> Fetcher:
         """Return another fetcher of this namespace, whose state has producers, transactions and groups."""
-        return Fetcher(self._namespace, self._clock, self._spark, self._new_line, WHOLE)
+        return Fetcher(self._namespace, self._clock, self._spark, WHOLE)
 
     @contextmanager
     def look(self) -> Iterator[Reader]:
@@ -293,10 +291,11 @@ class Fetcher:
 
     def new_waiter(self, news: threading.Event, longest_ms: int | None = None) -> StepWaiter:
         """Return a waiter for steps that this fetcher has not read. The arguments are those of StepWaiter."""
+        dialer = DirectLine(self._namespace.files, self._namespace.namespace_id, self._clock)
         return StepWaiter(
             self.watch_steps,
             self._clock,
-            self._new_line(),
+            FollowLine(dialer, new_id, self._clock),
             read_step=lambda: self._reader.step,
             read_lease_ms=lambda: self._reader.state.lease_ms,
             news=news,
