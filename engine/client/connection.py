@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pyarrow as pa
 
-from lakemq.tables.storage.coordination.beats import Beats
 from lakemq.tables.storage.object_stores.store_options import configure_spark
 
 from ..namespace import crash
@@ -99,15 +98,7 @@ class Connection(LogAccess):
         fetcher = Fetcher(namespace, clock, spark)
         open_objects = OpenObjects(self._sequencers.serve_while_closing)
         self.requester.explain = fetcher.explain_missing
-        consumers = ConsumerFactory(
-            self.requester,
-            fetcher,
-            Beats(namespace.files),
-            clock,
-            new_id,
-            open_objects.check_open,
-            namespace.config,
-        )
+        consumers = ConsumerFactory(namespace, self.requester, fetcher, clock, open_objects.check_open)
         super().__init__(fetcher, consumers, open_objects, clock, self.transaction, spark is not None)
         self._producers, self._publish_clock = open_objects.producers, StoreClock(clock, namespace.files.time_ms)
         self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms)

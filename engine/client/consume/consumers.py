@@ -8,7 +8,8 @@ from typing import Any
 from lakemq.tables.storage.coordination.beats import Beats
 
 from ...namespace.clock import Clock
-from ...namespace.config import EngineConfig
+from ...namespace.namespace import Namespace
+from ...namespace.process import new_id
 from ...protocol.errors import InvalidRequest
 from ...protocol.parameters import GROUP
 from ...protocol.unsupported_settings import normalize_option_names
@@ -46,20 +47,18 @@ class ConsumerFactory:
 
     def __init__(
         self,
+        namespace: Namespace,
         requester: Requester,
         fetcher: Fetcher,
-        beats: Beats,
         clock: Clock,
-        new_id: Callable[[], str],
         check_open: Callable[[], None],
-        config: EngineConfig,
     ) -> None:
-        """check_open: raises IllegalState once the connection is closed. config: has the defaults of options."""
+        """check_open: raises IllegalState once the connection is closed."""
+        config = namespace.config
         self._defaults = config.member_defaults
         self._default_protocol = str(config.group_defaults.get("group.protocol", GROUP["group.protocol"].default))
-        self._requester, self._fetcher, self._clock = requester, fetcher, clock
-        self._new_id, self._check_open = new_id, check_open
-        self._heartbeats = HeartbeatThread(beats, new_id)
+        self._requester, self._fetcher, self._clock, self._check_open = requester, fetcher, clock, check_open
+        self._heartbeats = HeartbeatThread(Beats(namespace.files), new_id)
 
     def create_for_partitions(self, group: Any, assign: Any, options: dict[str, Any]) -> AssignedConsumer:
         """Return a consumer of these partitions and of all partitions of these topics.
@@ -117,7 +116,7 @@ class ConsumerFactory:
             self._requester,
             self._heartbeats,
             self._fetcher.query_groups,
-            self._new_id,
+            new_id,
             group,
             isolation,
             member_options,
