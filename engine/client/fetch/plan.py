@@ -62,8 +62,7 @@ def plan_fetch(
     ranges = tuple(
         OffsetRange(partition, starts[partition], ends[partition]) for partition in sorted(starts) if partition in ends
     )
-    is_committed = isolation == "read_committed"
-    limits = topic.last_stable_offsets if is_committed else topic.high_watermarks
+    limits = _ends(topic, isolation)
     for range_ in ranges:
         begin, end = int(topic.log_starts[range_.partition]), int(limits[range_.partition])
         if range_.start < begin or range_.end > end:
@@ -73,7 +72,7 @@ def plan_fetch(
                 expected=f"{begin} to {end}",
             )
     filled = [range_ for range_ in ranges if range_.end > range_.start]
-    segments = reader.find_segments(topic, filled, is_committed)
+    segments = reader.find_segments(topic, filled, committed=isolation == "read_committed")
     return FetchPlan(
         topic=topic.topic,
         topic_id=topic.topic_id,
@@ -299,27 +298,17 @@ def _find_by_times(
 
     The greatest timestamp of each segment tells which segments may have it. Only the rows of these are read.
     """
-    ranges = [OffsetRange(p, int(topic.log_starts[p]), int(topic.high_watermarks[p])) for p in times_us]
-    segments = reader.find_segments(topic, [range_ for range_ in ranges if range_.end > range_.start], committed=False)
-    step_rows = reader.find_step_rows(segments)
+    starts, ends = beginning_offsets(topic), end_offsets(topic, "read_uncommitted")
+    named = {partition: starts[partition] for partition in times_us}
+    plan = plan_fetch(reader, topic, "read_uncommitted", named, ends, include_expired=True)
     messages: dict[int, tuple[int, int] | None] = {}
-    for range_ in ranges:
-        time_us = times_us[range_.partition]
+    for partition, time_us in times_us.items():
         # Segments have timestamps in whole milliseconds, rounded down.
         is_late = pc.field("max_timestamp_ms") >= time_us // 1000
-        candidates = segments.filter((pc.field("partition") == range_.partition) & is_late)
-        messages[range_.partition] = None
+        candidates = plan.segments.filter((pc.field("partition") == partition) & is_late)
+        messages[partition] = None
         for i in range(candidates.num_rows):
-            plan = FetchPlan(
-                topic=topic.topic,
-                topic_id=topic.topic_id,
-                step=reader.state.step,
-                segments=candidates.slice(i, 1),
-                ranges=(range_,),
-                step_rows=step_rows,
-                isolation="read_uncommitted",
-            )
-            if message := find_first_at_or_after(files, plan, time_us):
-                messages[range_.partition] = message
+            if message := find_first_at_or_after(files, replace(plan, segments=candidates.slice(i, 1)), time_us):
+                messages[partition] = message
                 break
     return messages
