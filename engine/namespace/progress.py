@@ -71,7 +71,7 @@ def find_progress(
         offset, counted_from = assignment.start_offset, "start"
     if group is not None and group.is_queue:
         isolation = group.setting("isolation.level")
-    ends = topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
+    ends = topic.find_ends(isolation)
     return PartitionProgress(
         topic.topic_id,
         max(offset, log_start),

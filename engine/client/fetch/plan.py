@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from lakemq.tables.storage.object_stores.files import Files
 
 from ...protocol.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
-from ...protocol.values.topics import Offsets, Topic
+from ...protocol.values.topics import Topic
 from ..arguments import parse_choice, to_microseconds
 from .arrow import find_first_at_or_after
 from .log_reader import Reader
@@ -62,7 +62,7 @@ def plan_fetch(
     ranges = tuple(
         OffsetRange(partition, starts[partition], ends[partition]) for partition in sorted(starts) if partition in ends
     )
-    limits = _ends(topic, isolation)
+    limits = topic.find_ends(isolation)
     for range_ in ranges:
         begin, end = int(topic.log_starts[range_.partition]), int(limits[range_.partition])
         if range_.start < begin or range_.end > end:
@@ -115,11 +115,7 @@ def beginning_offsets(topic: Topic) -> dict[int, int]:
 
 def end_offsets(topic: Topic, isolation: Isolation) -> dict[int, int]:
     """Return partition -> the offset at which a fetch of this isolation ends."""
-    return dict(enumerate(_ends(topic, isolation).tolist()))
-
-
-def _ends(topic: Topic, isolation: Isolation) -> Offsets:
-    return topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
+    return dict(enumerate(topic.find_ends(isolation).tolist()))
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,7 @@ class Bounds:
 def read_bounds(topic: Topic, isolation: Isolation, partitions: Sequence[int] | None = None) -> list[Bounds]:
     """Return the bounds for a fetch of this isolation, of these partitions in their order, or of all."""
     index = slice(None) if partitions is None else np.array(partitions, np.int64)
-    columns = topic.log_starts, _ends(topic, isolation), topic.high_watermarks
+    columns = topic.log_starts, topic.find_ends(isolation), topic.high_watermarks
     rows = zip(*(column[index].tolist() for column in columns), strict=True)
     return [Bounds(topic.topic_id, *row) for row in rows]
 

@@ -136,10 +136,7 @@ def _find_deliveries(state: State, group: Group, wish: WantedMessages, entries: 
 
 
 def _find_readable_end(state: State, group: Group, tp: TopicIdPartition) -> int:
-    topic = state.topics[tp[0]]
-    if group.setting("isolation.level") == "read_committed":
-        return int(topic.last_stable_offsets[tp[1]])
-    return int(topic.high_watermarks[tp[1]])
+    return int(state.topics[tp[0]].find_ends(group.setting("isolation.level"))[tp[1]])
 
 
 # -- settling -------------------------------------------------------------------------------------------

@@ -251,6 +251,10 @@ class Topic:
             offsets[partition] = max(min(firsts.values()), int(self.log_starts[partition]))
         return offsets
 
+    def find_ends(self, isolation: str) -> Offsets:
+        """Return the end of each partition for readers of this isolation."""
+        return self.last_stable_offsets if isolation == "read_committed" else self.high_watermarks
+
     def ttl(self, has_ttl: bool, now_ms: int) -> TimeToLive:
         """Return the time to live of messages that enter the log now. has_ttl: some have one of their own."""
         default_ms = self.setting("ttl.ms")
