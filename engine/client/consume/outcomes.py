@@ -1,4 +1,4 @@
-"""The outcomes of a queue consumer's messages: which are open, what the user has recorded, and what the group has got.
+"""The outcomes of a queue consumer's messages: which are open, which outcomes are recorded, and which are sent.
 
 A message that was shown is open until the user records an outcome for it: accept, release (give back) or reject.
 Recorded outcomes wait here until they are sent to the group, and are sent again if no answer comes. The group may
@@ -114,7 +114,7 @@ class AckTracker:
 
     @property
     def is_sent(self) -> bool:
-        """True if all outcomes of the user are sent. Returned unseen messages are no outcome of the user."""
+        """True if all outcomes of the user are sent. The return of unseen messages is not one."""
         return not self.single_acks and all(pending.outcome is AckOutcome.UNSEEN for pending in self._pending)
 
     @property
@@ -124,7 +124,7 @@ class AckTracker:
 
     @property
     def brought_end(self) -> int:
-        """The offset after the last message that is open or accepted; 0 if there is none."""
+        """The offset after the last message that is open or accepted; 0 without such a message."""
         return max((end for spans in (self._open, self._acked) for _, end in spans), default=0)
 
     def list_open_spans(self) -> list[Span]:

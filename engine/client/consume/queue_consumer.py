@@ -3,7 +3,7 @@
 How a poll works. The group's state says which messages this member has acquired, and the consumer follows the state
 step by step. `poll` does three things: it shows acquired messages that were not shown before, it requests (`Acquire`)
 the messages of the next poll, and it sends outcomes that were recorded meanwhile. A poll that has messages to show does
-not wait for an answer. The next poll sees in the steps what was acquired, so messages are usually there when the user
+not wait for an answer. The next poll sees the acquired messages in the steps, so they are usually there when the user
 polls. A poll without messages waits for the request that is under way, up to a second beyond its timeout.
 
 Its parts. A `QueueReader` polls. One `AckTracker` per partition knows which messages were shown, and which outcomes the

@@ -1,6 +1,6 @@
 """How a queue consumer polls: it shows messages that the member has acquired, and requests those of the next poll.
 
-So the next messages are there when the next poll is called. What the user makes of them is in `outcomes.py`.
+So the next messages are there when the next poll is called. The outcomes that they get are in `outcomes.py`.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class QueueReader:
 
         The order of the steps matters. With ack.mode auto, the messages of the poll before are accepted before new
         ones are selected, because they take room. Messages are marked as shown only once their fetch is planned; their
-        bytes are read when the user asks. The next request comes after that. It asks for as many messages less what is
-        acquired already and still unshown.
+        bytes are read when the user asks. The next request comes after that. It asks for as many messages, less those
+        that are acquired already and still unshown.
         """
         owned = self._find_owned()
         is_auto_ack = self._settings.is_auto_ack

@@ -45,7 +45,7 @@ class BatchSettler:
         self._buffer, self._monitor, self._clock = buffer, monitor, clock
         self.lock, self._failures = monitor.lock, monitor.failures
         self.acknowledged = FlushCounter()
-        """The messages acknowledged since the last report. Its user holds the lock."""
+        """Counts since the last report. Its user holds the lock."""
 
     def start_again(self) -> None:
         """Forget failures and acknowledged records: a transaction begins. The lock is held."""
