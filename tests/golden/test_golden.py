@@ -26,15 +26,14 @@ def name_case(case: dict[str, Any]) -> str:
 # -- stories ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        story
-        for subject in ("topics", "sequences", "transactions", "groups", "classic", "queues", "delays", "schedules")
-        for story in cases(f"{subject}.yaml")
-    ],
-    ids=name_case,
-)
+STORIES = [
+    story
+    for subject in ("topics", "sequences", "transactions", "groups", "classic", "queues", "delays", "schedules")
+    for story in cases(f"{subject}.yaml")
+]
+
+
+@pytest.mark.parametrize("case", STORIES, ids=name_case)
 def test_every_line_of_a_story_gets_the_answer_it_expects(case: dict[str, Any]) -> None:
     story = Story()
     for number, line in enumerate(case["story"]):

@@ -11,7 +11,7 @@ from protocol_harness import Harness
 from unit.consuming import add, take_messages
 from unit.projected import project_tables, run_sql
 from unit.served import read_objects, served, until
-from unit.test_protocol_projection import build_busy_namespace
+from unit.test_protocol_projection import tell_stories
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
@@ -109,10 +109,9 @@ def test_lag_before_the_first_commit_counts_from_where_the_group_begins(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_view_and_groups_lag_agree_after_random_requests(seed: int) -> None:
-    mq: Any = build_busy_namespace(seed)
-    assert query_lags(mq) == compute_lags(mq)
+def test_view_and_groups_lag_agree_after_stories() -> None:
+    for mq in tell_stories()[::12]:
+        assert query_lags(mq) == compute_lags(mq)
 
 
 Lags = dict[tuple[str, str, int], int]

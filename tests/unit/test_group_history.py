@@ -8,7 +8,7 @@ from golden.story import Story, play
 from protocol_harness import HOUR_MS, Harness
 from unit import projected
 from unit.projected import project_tables, time_at
-from unit.test_protocol_projection import build_busy_namespace
+from unit.test_protocol_projection import tell_stories
 
 from lakemq.engine.maintenance.retention import is_mostly_old, read_live_state, trim_rows
 from lakemq.engine.protocol.values.groups import DeleteGroup, LeaveGroup
@@ -110,17 +110,16 @@ def test_member_that_returns_in_time_has_no_handoff(story: Story) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_newest_history_rows_match_the_state_after_random_requests(seed: int) -> None:
-    mq = build_busy_namespace(seed)
+def test_newest_history_rows_match_the_state_after_stories() -> None:
     query = "SELECT g.group, topic, partition, state, owner FROM assignment_history g WHERE until IS NULL"
-    expected = {
-        (group.group, assignment.topic, tp[1], assignment.status.value, assignment.owner)
-        for group in mq.state.groups.values()
-        for tp, assignment in group.assignments.items()
-        if assignment.status.value != "unassigned"
-    }
-    assert {row for row in sql(project_moves(mq), query) if row[3] != "unassigned"} == expected
+    for mq in tell_stories()[::12]:
+        expected = {
+            (group.group, assignment.topic, tp[1], assignment.status.value, assignment.owner)
+            for group in mq.state.groups.values()
+            for tp, assignment in group.assignments.items()
+            if assignment.status.value != "unassigned"
+        }
+        assert {row for row in sql(project_moves(mq), query) if row[3] != "unassigned"} == expected
 
 
 # -- retention ----------------------------------------------------------------------------------------------

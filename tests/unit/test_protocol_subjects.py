@@ -1,25 +1,16 @@
 """Each subject lists its parts. Nothing is missing, and nothing is listed twice."""
 
 import copy
-import importlib
-import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 
 import pytest
 
 from lakemq.engine.client.transactions.state import PHASE_TRANSITIONS, Phase, PhaseEvent
-from lakemq.engine.protocol import machine, projection, rules
-from lakemq.engine.protocol.values import clients as client_values
+from lakemq.engine.protocol import machine, projection
 from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, PartitionEvent, PartitionStatus
 from lakemq.engine.protocol.values.base import (
-    Done,
-    GroupRecord,
     Record,
-    Request,
-    Result,
-    TopicRecord,
-    TransactionRecord,
     Transitions,
     log_defect,
 )
@@ -37,11 +28,9 @@ from lakemq.engine.protocol.values.deliveries import (
     MessagesSettled,
     SettledMessages,
 )
-from lakemq.engine.protocol.values.kinds import SUBJECTS
 from lakemq.engine.protocol.values.schedules import (
     SCHEDULE_TRANSITIONS,
     ScheduleEvent,
-    ScheduleRecord,
     ScheduleStatus,
 )
 from lakemq.engine.protocol.values.state import State
@@ -59,45 +48,6 @@ from lakemq.engine.protocol.values.transactions import (
     TransactionStatus,
 )
 from lakemq.tables.specs.registry import TABLES
-
-RULES = [
-    module
-    for info in pkgutil.walk_packages(rules.__path__, f"{rules.__name__}.")
-    if hasattr(module := importlib.import_module(info.name), "EVOLVE")
-]
-
-
-BASES = (GroupRecord, ScheduleRecord, TopicRecord, TransactionRecord)
-"""Records of one subject share their first fields. They are no kinds that travel."""
-
-
-def kinds(base: type) -> Iterator[type]:
-    """Return the kinds that travel, without results that a client builds for its user."""
-    for kind in base.__subclasses__():
-        if kind.__module__.startswith("lakemq.engine.protocol.") and kind not in BASES:
-            yield kind
-        yield from kinds(kind)
-
-
-def test_every_request_is_listed_and_has_a_rule() -> None:
-    listed = {kind for subject in SUBJECTS for kind in subject.REQUESTS}
-    assert set(kinds(Request)) == listed
-    assert listed < machine.DECIDE.keys()
-
-
-def test_every_result_is_listed() -> None:
-    assert set(kinds(Result)) == {Done, *(kind for subject in SUBJECTS for kind in subject.RESULTS)}
-
-
-def test_every_record_is_listed_and_has_a_fold() -> None:
-    subjects = (*SUBJECTS, client_values)
-    assert set(kinds(Record)) == {kind for subject in subjects for kind in subject.RECORDS} == machine.EVOLVE.keys()
-
-
-@pytest.mark.parametrize("registry", ["DECIDE", "EVOLVE", "TIMERS"])
-def test_no_rule_stands_twice_and_none_is_left_out(registry: str) -> None:
-    count = sum(len(getattr(subject, registry, ())) for subject in RULES)
-    assert count == len(getattr(machine, registry))
 
 
 def test_every_table_but_a_few_is_projected() -> None:
