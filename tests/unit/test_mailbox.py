@@ -95,21 +95,6 @@ def test_number_or_time_outside_a_letters_name_is_refused(files: Files, number: 
 # -- letters --------------------------------------------------------------------------------------------
 
 
-def test_a_letter_waits_until_it_is_discarded(files: Files):
-    client, sequencer = Mailbox(files), Mailbox(files)
-    assert sequencer.list_waiting(10) == []
-    name = client.put("c", 1, b"body", NOW_MS)
-    (letter,) = sequencer.list_waiting(10)
-    assert letter == LetterName(name, "c", 1)
-    assert sequencer.read(letter) == b"body"
-    assert sequencer.list_waiting(10) == [letter]
-    sequencer.discard([letter])
-    assert sequencer.list_waiting(10) == []
-    assert sequencer.read(letter) is None
-    sequencer.discard([letter])
-    sequencer.discard([])
-
-
 def test_letters_come_by_coarse_time_then_client_then_number(files: Files):
     mailbox = Mailbox(files)
     order = [("b", 2, 5_999), ("a", 10, 7_000), ("a", 9, 7_900), ("c", 1, 7_100), ("b", 3, 6_000), ("a", 8, 20_000)]
@@ -157,19 +142,6 @@ def test_a_letter_has_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch):
 
 
 # -- answers --------------------------------------------------------------------------------------------
-
-
-def test_a_reply_is_there_until_it_is_forgotten(files: Files):
-    client, sequencer = Mailbox(files), Mailbox(files)
-    assert client.poll_answer("c", 1) is None
-    sequencer.put_answer("c", 1, b"answer")
-    sequencer.put_answer("c", 2, b"")
-    assert client.poll_answer("c", 1) == b"answer"
-    assert client.poll_answer("c", 2) == b""
-    client.forget_answer("c", 1)
-    client.forget_answer("c", 1)
-    assert client.poll_answer("c", 1) is None
-    assert client.poll_answer("c", 2) == b""
 
 
 def test_a_reply_written_again_stands_in_place_of_the_first(files: Files):

@@ -35,7 +35,7 @@ from lakemq.jobs.doctor.namespace import check_data_files
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, REJECTED_ROWS, SEQUENCERS_FILES
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.coordination.mailbox import LETTERS
-from lakemq.tables.storage.delta.leftovers import FOLDER, Leftovers
+from lakemq.tables.storage.delta.leftovers import FOLDER
 from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.tables.views import VIEWS
 
@@ -197,27 +197,6 @@ def test_views_and_fetches_are_the_same_before_and_after(path: Path) -> None:
         assert store.open(REJECTED_ROWS).read().num_rows == segments[1]
         assert check_data_files(mq).ok
         assert not list((path / FOLDER).glob("messages-*"))
-
-
-@pytest.mark.extended
-def test_files_are_kept_for_the_grace_and_a_plan_reads_them(path: Path) -> None:
-    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
-        with lead_one_term(mq):
-            mq.topics.create("a")
-        publish(mq, "m0", "m1", "m2")
-        old = mq.fetch("a")
-        assert old.plan.segments.num_rows == 3
-    with connect(path, **{"merge.grace.ms": 60_000}) as mq:
-        for file in data_files(path):
-            age(path / MESSAGES.name / file, days=1)
-        before = data_files(path)
-        lead_briefly(mq)
-        assert before < data_files(path)
-        assert Leftovers(mq.namespace.files).list_announced_paths(MESSAGES.name) == before, (
-            "the new one may be merged again"
-        )
-        assert texts(old) == texts(mq.fetch("a")) == ["m0", "m1", "m2"]
-        assert mq.fetch("a").plan.segments.num_rows == 1
 
 
 def test_replaced_files_leave_the_table_before_the_store(path: Path) -> None:

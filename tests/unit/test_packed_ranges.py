@@ -1,7 +1,6 @@
 """Packed ranges: nothing of them is lost, and lookups cannot tell that a range was packed."""
 
 import random
-from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given
 from lakemq.engine.protocol.values import packed
 from lakemq.engine.protocol.values.delays import DelayedRange, RangeKey, WaitingRange
 from lakemq.engine.protocol.values.packed import PackedRanges, pack_ranges
-from lakemq.engine.protocol.values.waiting import WaitingRanges
 
 BIG = 2**62
 HOUR_MS = 3_600_000
@@ -49,13 +47,6 @@ waiting = st.builds(
 some_ranges = st.lists(waiting, min_size=1, max_size=30, unique_by=lambda waiting_range: waiting_range.published.key)
 
 
-@examples(60)
-@given(some_ranges)
-def test_packed_ranges_come_out_unchanged(ranges: list[WaitingRange]) -> None:
-    block = pack_ranges(ranges)
-    assert sorted(block.ranges(block.list_remaining()), key=by_key) == sorted(ranges, key=by_key)
-
-
 def by_key(range_: WaitingRange) -> RangeKey:
     return range_.published.key
 
@@ -81,50 +72,6 @@ def test_merged_blocks_have_the_remaining_ranges(
 def make_range(number: int, due_ms: int, topic_id: int = 1) -> WaitingRange:
     published = DelayedRange(topic_id, f"t{topic_id}", 0, 7, None, number, 1, due_ms, due_ms, 0, 0)
     return WaitingRange(published, number, 0, None, None, None, False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_ranges_are_a_mapping_whatever_is_packed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """The test does everything that ranges support to ranges and to a dict, and compares both."""
-    monkeypatch.setattr(packed, "BLOCK_RANGES", 16)
-    monkeypatch.setattr(packed, "MAX_SMALL_BLOCKS", 3)
-    chance, ranges, model = random.Random(seed), WaitingRanges(), dict[RangeKey, WaitingRange]()
-    for number in range(600):
-        added = make_range(number, chance.randrange(1000), chance.choice([1, 2]))
-        ranges.add(added)
-        ranges.idle[by_key(added)] = None
-        model[by_key(added)] = replace(added)
-        key = chance.choice([*model, RangeKey(1, 7, 10**6)])
-        match chance.randrange(8):
-            case 0:
-                assert ranges.pop(key) == model.pop(key, None)
-            case 1:
-                assert ranges.get(key) == model.get(key)
-            case 2:
-                assert (key in ranges) == (key in model)
-            case 3 if key in model:
-                ranges[key].cancelled = model[key].cancelled = [number]
-            case 4:
-                until_ms = chance.randrange(60)
-                woken: list[RangeKey] = []
-                while True:
-                    woken += ranges.wake(until_ms, 5, 1)
-                    if ranges.packed.first_due_ms > until_ms:
-                        break
-                due = {key for key, range_ in model.items() if range_.published.first_due_ms <= until_ms}
-                assert len(set(woken)) == len(woken)
-                assert due <= ranges.unpacked.keys()
-                for key in woken:
-                    assert ranges.pop(key) == model.pop(key)
-            case 5 | 6 if len(ranges.idle) > 4:
-                ranges.pack(list(ranges.idle)[: chance.randrange(1, len(ranges.idle))])
-            case 7 if number % 10 == 0:
-                ranges.unpack_topic(2)
-                assert {key for key in model if key.topic_id == 2} <= ranges.unpacked.keys()
-        assert len(ranges) == len(model)
-    assert {by_key(range_): range_ for range_ in ranges} == model
-    assert len(ranges.packed.blocks) < 40
 
 
 @pytest.mark.slow

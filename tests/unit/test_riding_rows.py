@@ -22,7 +22,7 @@ from lakemq.engine.protocol.values.log import RowsJournaled
 from lakemq.engine.sequencer import projector
 from lakemq.engine.sequencer.projector import write_journaled_rows
 from lakemq.errors import FileTruncated
-from lakemq.tables.specs.messages import MESSAGES, REJECTED_ROWS
+from lakemq.tables.specs.messages import MESSAGES
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -121,22 +121,6 @@ def test_next_leader_writes_the_file_that_a_dead_leader_named(mq: Connection) ->
     assert read_stored_values(mq) == values(mq, "t") == [*texts, "later"]
 
 
-def test_a_file_that_the_dead_leader_wrote_is_adopted(mq: Connection) -> None:
-    with run_leader(mq):
-        texts = publish_riding(mq)
-    (rows,) = collect_journaled_rows(list_steps(mq))
-    write_journaled_rows(mq.namespace.files, rows)
-    (written,) = data_files(mq)
-    before = written.stat()
-    with run_leader(mq) as second:
-        pass
-    second.resign()
-    assert data_files(mq) == [written]
-    after = written.stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert read_stored_values(mq) == values(mq, "t") == texts
-
-
 @pytest.mark.parametrize("wrong", ["junk", "other rows", "no digest"])
 def test_file_with_other_rows_is_not_adopted(mq: Connection, wrong: str) -> None:
     with run_leader(mq):
@@ -216,29 +200,3 @@ def test_reader_drops_rows_of_steps_that_are_in_a_file(mq: Connection, monkeypat
         rows = mq._fetcher._reader._view.tail_rows
         assert sum(len(part.body) for parts in rows._parts.values() for part in parts) == rows._size_bytes
         assert all(read_file_facts(mq.namespace.files, file_id) is None for file_id in rows._parts)
-
-
-# -- everything else ------------------------------------------------------------------------------------
-
-
-def test_rejected_and_aborted_rows_ride_and_are_not_shown(mq: Connection) -> None:
-    with run_leader(mq) as leader:
-        mq.topics.create("t")
-        odd_rows = pa.table(
-            {"value": ["fine", "of the year 0"], "timestamp": pa.array([1, -(2**55)], pa.timestamp("us", "UTC"))}
-        )
-        mq.publish("t", odd_rows)
-        with mq.producer("tx") as producer:
-            producer.begin_transaction()
-            producer.send("t", b"aborted")
-            producer.flush()
-            producer.abort_transaction()
-        assert data_files(mq) == []
-        assert values(mq, "t", "read_uncommitted") == ["fine", "aborted"]
-    leader.resign()
-    (dead,) = REJECTED_ROWS.rows(mq.namespace.store.open(REJECTED_ROWS).read())
-    (file,) = data_files(mq)
-    table = pq.read_table(file)
-    assert int(file.stem, 16) == dead.file_id
-    assert table["value"][dead.first_row].as_py() == b"of the year 0"
-    assert values(mq, "t") == ["fine"]

@@ -9,7 +9,7 @@ from protocol_harness import AtOnce, Harness
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.waiting_rows import DueRun
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.values.delays import CancelDelays, CancelOutcome, Delayed, DelayedRange, ranges_to_columns
+from lakemq.engine.protocol.values.delays import Delayed, DelayedRange, ranges_to_columns
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.segments import segments_to_table
 from lakemq.engine.sequencer.delay_queue import NEAR_MS, DelayQueue
@@ -62,22 +62,6 @@ class Steady(SystemClock):
 
 
 @pytest.mark.slow
-def test_ten_thousand_short_delays_come_on_time_behind_one_of_two_hours() -> None:
-    leader, long_ms = Leader(), BEGIN_MS + 2 * HOUR_MS
-    short_ms = [BEGIN_MS + (1 + number % 5) * SECOND_MS for number in range(10_000)]
-    leader.schedule([long_ms, *short_ms])
-    for _ in range(6):
-        leader.step(SECOND_MS)
-    assert {row for row, _ in leader.released} == set(range(1, 10_001))
-    assert all(at_ms == short_ms[row - 1] for row, at_ms in leader.released)
-    while leader.mq.now_ms < long_ms - SECOND_MS:
-        leader.step(min(60 * SECOND_MS, long_ms - SECOND_MS - leader.mq.now_ms))
-    assert len(leader.released) == 10_000
-    leader.step(SECOND_MS)
-    assert leader.released[-1] == (0, long_ms)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("later_ms", [90 * SECOND_MS, 7 * 60 * SECOND_MS])
 def test_packed_messages_come_on_time(later_ms: int) -> None:
     """There are 20,000 messages over six hours. Only those of the next minutes are objects."""
@@ -99,21 +83,3 @@ def test_packed_messages_come_on_time(later_ms: int) -> None:
     assert [row for row, _ in leader.released] == list(range(20_000))
     assert not ranges
     assert not leader.mq.state.delays.pending
-
-
-@pytest.mark.slow
-def test_a_packed_message_is_cancelled_and_nothing_else_is() -> None:
-    leader = Leader()
-    leader.schedule([BEGIN_MS + 9 * HOUR_MS + row for row in range(9_000)])
-    for _ in range(4):
-        leader.step(0)
-    assert len(leader.mq.state.delays.ranges.packed) == 8192
-    cancel_answer = leader.mq.one(CancelDelays([leader.topic_id] * 3, [9, 9, 9], [7, 7, 10_000], [0, 0, 0]))
-    assert cancel_answer.outcomes == [CancelOutcome.CANCELLED, CancelOutcome.CANCELLED, CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]
-    assert leader.mq.state.delays.pending == {leader.topic_id: 8_999}
-    answer = leader.mq.one(CancelDelays([leader.topic_id], [9], [7], [0]))
-    assert answer.outcomes == [CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]
-    leader.step(9 * HOUR_MS + 9 * SECOND_MS)
-    for _ in range(30):
-        leader.step(0)
-    assert sorted(row for row, _ in leader.released) == sorted({*range(9_000)} - {7})

@@ -123,19 +123,6 @@ def answer_letters(leader: TcpLeader, count: int) -> threading.Thread:
     return thread
 
 
-def test_a_client_sends_letters_to_the_leader_of_the_line_object(leader: TcpLeader) -> None:
-    line = announce(leader)
-    answering = answer_letters(leader, 2)
-    for number in (1, 2):
-        assert line.exchange("c1", number, letter_of("c1", number, "t"), 30_000) == (
-            True,
-            Answer("c1", number, 1, [ProducerDone(9, 0)]),
-        )
-    answering.join()
-    assert leader.files.list("mailbox") == []
-    line.close()
-
-
 def check_nothing_is_sent(leader: TcpLeader, line: DirectLine) -> None:
     assert line.exchange("c1", 1, letter_of("c1", 1, "t"), 1_000) == (False, None)
     assert leader.files.list("mailbox") == [], "no proof is left"

@@ -101,13 +101,6 @@ def test_a_stranger_that_claims_a_clients_id_closes_no_line_of_it(leader: TcpLea
     leader.serve(client)
 
 
-def test_a_client_whose_machine_has_gone_gets_a_new_line(leader: TcpLeader) -> None:
-    """The old connection is half open: the leader has not heard of its end."""
-    before, after = leader.connect(), leader.connect()
-    assert before.receive() is None
-    leader.serve(after)
-
-
 def test_a_frame_before_the_welcome_closes_the_line(leader: TcpLeader) -> None:
     client, hello = leader.reach()
     client.send(encode_hello(hello) + encode_hello(hello))
@@ -351,17 +344,6 @@ def open_lines(files: LocalFiles) -> LineServer:
     lines = line_opener.open_term_lines(files, "ns", 1, LEASE_MS, clock.steady_ms(), threading.Event(), clock)
     assert lines is not None
     return lines
-
-
-def test_a_line_that_could_not_be_announced_is_announced_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One failed request at the take-over must not leave clients with the mailbox for the whole term."""
-    monkeypatch.setattr(line_opener, "AGAIN_S", 0.01)
-    files = FailingFiles(str(tmp_path), failures=3)
-    files.may_put.set()
-    lines = open_lines(files)
-    until(lambda: line_name(1) in files.list("line"))
-    lines.close()
-    assert files.list("line") == []
 
 
 def test_a_socket_that_cannot_be_made_is_reported_and_made_later(
