@@ -1,6 +1,5 @@
 """A producer that several threads use, and a sequencer, connection or answer that goes away."""
 
-import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from unit.served import CONFIG, new_name, new_topic, run_in_thread, served, until, values
+from unit.served import CONFIG, new_name, run_in_thread, served, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -417,60 +416,3 @@ def test_producer_replaces_an_id_that_the_sequencer_has_forgotten(
             assert producer.send(topic, f"{number}").result().offset == 1 + number
             assert not forgets
     assert values(mq, topic) == ["before", "0", "1"]
-
-
-# -- under load -----------------------------------------------------------------------------------------
-
-
-def assert_in_order(texts: Sequence[str]) -> None:
-    """Assert that the values of each thread, thread/number, have the order of sending in each partition."""
-    last: dict[str, int] = {}
-    for value in texts:
-        thread, number = value.split("/")
-        assert int(number) > last.get(thread, -1)
-        last[thread] = int(number)
-
-
-def read_by_partition(mq: Connection, topic: str) -> list[list[tuple[int, str]]]:
-    """Return the (offset, value) pairs of each partition."""
-    rows = mq.fetch(topic).to_arrow()
-    values_by_partition: dict[int, list[tuple[int, str]]] = {}
-    for partition, offset, value in zip(*(rows[n].to_pylist() for n in ("partition", "offset", "value")), strict=True):
-        values_by_partition.setdefault(partition, []).append((offset, value.decode()))
-    return list(values_by_partition.values())
-
-
-def test_producer_of_eight_threads_stores_each_acknowledged_record_once(mq: Connection):
-    """Acknowledged records are in the log once, at the offset of their future. Refused ones are not."""
-    topics = [new_topic(mq, partitions=3) for _ in range(2)]
-
-    def work(number: int) -> list[tuple[str, str, RecordFuture]]:
-        chance, sent = random.Random(number), []
-        for i in range(300):
-            topic = topics[chance.randrange(2)]
-            if chance.random() < 0.01:
-                with suppress(UnknownTopicOrPartition):
-                    producer.send("nobody-knows-it", "x")
-            with suppress(UnknownTopicOrPartition):  # the failure of another thread, which this one gets
-                value = f"{number}/{i}"
-                sent.append((topic, value, producer.send(topic, value, key=f"{number}")))
-            if chance.random() < 0.03:
-                with suppress(UnknownTopicOrPartition):
-                    producer.flush()
-                    assert all(future.done() for _, _, future in sent)
-        return sent
-
-    with mq.producer(linger_ms=1, batch_size=2000, buffer_memory=20_000) as producer:
-        sent = [record for thread_records in run_in_threads(work) for record in thread_records]
-        with suppress(UnknownTopicOrPartition):
-            producer.flush()
-    for topic in topics:
-        partitions = read_by_partition(mq, topic)
-        for partition in partitions:
-            assert_in_order([value for _, value in partition])
-        topic_records = [(value, future.result(0)) for name, value, future in sent if name == topic]
-        assert sorted(value for value, _ in topic_records) == sorted(
-            value for partition in partitions for _, value in partition
-        )
-        stored = {(value, offset) for partition in partitions for offset, value in partition}
-        assert {(value, metadata.offset) for value, metadata in topic_records} == stored

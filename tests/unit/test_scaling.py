@@ -1,6 +1,5 @@
 """Topics that get more partitions, or fewer, while members of groups consume them."""
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -111,23 +110,6 @@ def test_producers_use_the_remaining_partitions_and_no_message_is_lost(mq: Conne
         batch = consumer.poll(timeout_ms=5_000)
         assert texts(batch) == ["again 2.0", "again 2.1", "again 2.2"]
         assert batch.starts[topic, 2] == ends[2]
-
-
-def test_delayed_messages_of_a_removed_partition_come_to_another(mq: Connection) -> None:
-    """The files contain rows of several partitions side by side."""
-    topic = new_topic(mq, 4)
-    mq.topics.alter(topic, {"delay.slot.ms": 50})
-    values = [f"{p}.{i} {'x' * 300}" for p in range(4) for i in range(5)]
-    rows = pa.table({"value": values, "partition": [p for p in range(4) for _ in range(5)]})
-    mq.publish(topic, rows, deliver_at=int(time.time() * 1000) + 800)
-    mq.topics.alter(topic, partitions=1, force=True)
-    until(lambda: sum(mq.topics.describe(topic).end_offsets) == 20)
-    messages = mq.fetch(topic).to_arrow()
-    assert sorted(value.decode() for value in messages["value"].to_pylist()) == values
-    assert set(messages["partition"].to_pylist()) == {0}
-    mq.topics.create(topic + "later")  # which is projected after it
-    until(lambda: run_sql(mq, f"SELECT count(*) FROM topics WHERE topic = '{topic}later'") == [(1,)])
-    assert run_sql(mq, f"SELECT count(*) FROM log WHERE topic = '{topic}'") == [(20,)], "by the partition in the file"
 
 
 def test_partition_states_are_shown_and_survive_a_restart(tmp_path: Path) -> None:

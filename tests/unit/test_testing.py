@@ -69,26 +69,6 @@ def test_delays_of_connections_of_the_application_begin_at_the_clock_of_the_test
     assert read_texts(read_all(mq, orders)) == ["later"]
 
 
-def test_a_message_given_back_is_delivered_again_when_its_delay_is_over(
-    mq: Connection,
-    orders: str,
-    mq_clock: MovableClock,
-) -> None:
-    mq.publish(orders, pa.table({"value": ["a"]}))
-    with mq.consumer("ship", topics=[orders]) as consumer:
-        consumer.nack(take(consumer)[0], delay_ms=HOUR_MS)
-        wait_until_idle(mq, "ship")
-        assert list(consumer.poll(timeout_ms=100)) == []
-        mq_clock.advance(hours=1)
-        (message,) = take(consumer)
-        assert message.delivery_count == 2
-        with pytest.raises(TimeoutError, match="orders-0 has 1 left"):
-            wait_until_idle(mq, "ship", 0)
-        consumer.ack(message)
-        consumer.flush()
-    wait_until_idle(mq, "ship")
-
-
 def test_a_lost_member_keeps_its_messages_until_its_session_ends(
     mq: Connection,
     orders: str,
@@ -170,32 +150,6 @@ def test_a_thread_that_has_failed_raises_its_error_beside_that_of_the_test() -> 
     with pytest.raises(OSError, match="no printer") as raised, run_in_thread(fail):
         raise TimeoutError("Waited 10 s for an order.")
     assert isinstance(raised.value.__context__, TimeoutError)
-
-
-def test_a_time_limit_of_a_worker_is_over_when_the_clock_advances(
-    mq: Connection,
-    orders: str,
-    mq_clock: MovableClock,
-) -> None:
-    tries: list[int] = []
-    goes_on = threading.Event()
-
-    def handle(message: Message) -> None:
-        tries.append(message.delivery_count)
-        if len(tries) == 1:
-            goes_on.wait(60)
-
-    mq.publish(orders, pa.table({"value": ["a"]}))
-
-    def run(stop: threading.Event) -> None:
-        mq.run_worker(handle, [orders], group="ship", time_limit_ms=HOUR_MS, backoff_ms=[0], stop=stop)
-
-    with run_in_thread(run):
-        wait_until(lambda: tries, "the first try")
-        mq_clock.advance(hours=1)
-        wait_until_idle(mq, "ship")
-        goes_on.set()
-    assert tries == [1, 2]
 
 
 @pytest.mark.extended

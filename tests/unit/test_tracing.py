@@ -139,19 +139,6 @@ def test_idle_group_has_no_spans(mq: Connection, exporter: InMemorySpanExporter)
     assert exporter.get_finished_spans() == ()
 
 
-def test_flush_of_acknowledgements_has_a_span(mq: Connection, exporter: InMemorySpanExporter) -> None:
-    topic = new_topic(mq)
-    mq.publish(topic, pa.table({"value": ["x", "y"]}))
-    with mq.consumer(topic, topics=[topic], protocol="queue") as consumer:
-        first, second = consumer.poll(timeout_ms=20_000)
-        for message in (first, second):
-            consumer.ack(message)
-            consumer.flush()
-            consumer.flush()
-    commits = spans_named(exporter, f"commit {topic}")
-    assert [attributes(commit)["operation.type"] for commit in commits] == ["settle", "settle"]
-
-
 def test_commit_of_a_transaction_has_a_span(mq: Connection, exporter: InMemorySpanExporter) -> None:
     topic = new_topic(mq)
     with mq.transaction("traced") as transaction:

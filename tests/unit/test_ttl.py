@@ -208,26 +208,6 @@ def test_returned_message_expires_before_its_redelivery(mq: Connection) -> None:
         until(lambda: not consumer.poll(timeout_ms=20) and mq.groups.describe(group).expired == 1)
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_transaction_commits_a_batch_with_expired_messages(mq: Connection) -> None:
-    topic, group, out = new_topic(mq), new_name("g"), new_topic(mq)
-    mq.publish(topic, pa.table({"value": ["a", "b", "c"], "ttl_ms": [None, SHORT_MS, None]}))
-    age()
-    with member(mq, topic, group) as consumer:
-        until(lambda: bool(batch := consumer.poll(timeout_ms=20)) and _copy_batch(mq, batch, out))
-        until(lambda: mq.groups.describe(group).lag == 0)
-    assert values(mq, out) == ["a", "c"]
-    assert mq.groups.describe(group).expired == 1
-
-
-def _copy_batch(mq: Connection, batch: Any, out: str) -> bool:
-    with mq.transaction(new_name("id")) as txn:
-        txn.publish(out, batch.to_arrow().select(["key", "value"]))
-        txn.send_offsets(batch)
-    return True
-
-
 # -- SQL ----------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,6 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import PollOutcome
 from lakemq.engine.client.consume.group_consumer import MemberConsumer
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.errors import EndNotReached, IllegalState
 
 pytestmark = pytest.mark.slow
@@ -257,24 +256,3 @@ def test_empty_batch_tells_a_member_without_partitions_whether_to_wait(mq: Conne
     mq.groups.create(classic, {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 60_000})
     with join(mq, classic, topic) as first:
         assert first.poll(timeout_ms=20).outcome is PollOutcome.NOT_ASSIGNED
-
-
-def join_elsewhere(mq: Connection, group: str, topic: str) -> str:
-    """Join as a process of another machine that never polls and sends no heartbeat."""
-    mq.requester.ask(
-        JoinGroup(group, "elsewhere-1", [topic], auto_offset_reset="earliest", host="elsewhere", process_id=1)
-    )
-    return "elsewhere-1"
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_poll_of_a_starting_consumer_waits_for_what_a_dead_member_holds(mq: Connection, protocol: str) -> None:
-    topic, group, read_texts = new_topic(mq, 2), create_group(mq, protocol), list[str]()
-    add(mq, topic, {0: 3, 1: 3})
-    dead = join_elsewhere(mq, group, topic)
-    with join(mq, group, topic) as consumer:
-        threading.Timer(0.5, lambda: mq.groups.remove_members(group, [dead])).start()
-        while batch := consumer.poll(timeout_ms=20):
-            read_texts += texts(batch)
-            consumer.commit(batch)
-        assert sorted(read_texts) == [f"{p}.{i}" for p in range(2) for i in range(3)]
