@@ -72,14 +72,6 @@ class Cluster:
             _end(job)
         self.jobs.clear()
 
-    def lose_worker_of(self, pid: int) -> None:
-        """Kill the worker that runs a task's process, with its executors, as the loss of a machine does."""
-        worker_pids = {worker.pid for worker in self.workers}
-        while pid not in worker_pids:
-            assert pid > 1, "no worker's"
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.killpg(pid, signal.SIGKILL)
-
 
 @contextmanager
 def standalone_cluster(folder: Path, archive: Path) -> Iterator[Cluster]:

@@ -24,7 +24,6 @@ from unit.served import served, until
 
 import lakemq
 from lakemq.engine.namespace.load import read_watermark
-from lakemq.spark import register
 from lakemq.testing import MovableClock, serve, wait_until
 
 CONFIG = {"project.interval.ms": 50, "final.interval.ms": 200, "compact.min.files": 2, "merge.grace.ms": 100}
@@ -52,41 +51,6 @@ def copy_to_delta(messages: DataFrame, sink: Path, checkpoint: Path) -> None:
     """Copy what a stream has now."""
     writer = messages.writeStream.format("delta").option("checkpointLocation", str(checkpoint))
     writer.trigger(availableNow=True).start(str(sink)).awaitTermination()
-
-
-@pytest.mark.extended
-@pytest.mark.timeout(300)
-def test_native_stream_has_each_message_of_a_topic_once(spark: SparkSession, tmp_path: Path) -> None:
-    register(spark)
-    sink, checkpoint = tmp_path / "sink", tmp_path / "checkpoint"
-    path = tmp_path / "final"
-    with lakemq.connect(str(path), spark=spark, create=True, config=CONFIG) as mq, mq.serving():
-        for topic in ("orders", "others"):
-            mq.topics.create(topic, 2)
-
-        def publish(values: list[str]) -> None:
-            for topic in ("orders", "others"):
-                mq.publish(topic, pa.table({"key": values, "value": [f"{topic} {value}" for value in values]}))
-            until(lambda: are_all_final(mq))
-
-        messages = spark.readStream.table(f"{path.name}.final_messages").where("topic = 'orders'")
-        publish([str(i) for i in range(50)])
-        copy_to_delta(messages, sink, checkpoint)
-        publish([str(i) for i in range(50, 60)])
-        mq.topics.delete_records("orders", {0: -1, 1: -1})
-        mq.topics.delete("others")
-        until(lambda: not DeltaTable(str(path / "final_messages")).to_pyarrow_table().num_rows)
-        mq.topics.create("others")
-        publish([str(i) for i in range(60, 70)])
-        copy_to_delta(messages, sink, checkpoint)
-        copied = DeltaTable(str(sink)).to_pyarrow_table().column("value").to_pylist()
-        expected = [f"orders {i}".encode() for i in (*range(50), *range(60, 70))]
-        # a stream that comes after a removal does not see what was removed before it was read
-        assert sorted(set(copied) - {f"orders {i}".encode() for i in range(50, 60)}) == sorted(expected)
-        assert len(copied) == len(set(copied))
-        query = spark.sql(f"SELECT value FROM {path.name}.final_messages WHERE topic = 'orders'")
-        assert query.count() == 10
-        assert all("/topic=orders/" in name for name in query.inputFiles())
 
 
 @pytest.mark.extended

@@ -181,19 +181,6 @@ def test_on_error_fail_refuses_all(
 
 
 @pytest.mark.extended
-def test_a_dataframe_that_retention_deletes_is_reported_and_refused(
-    spark: SparkSession, mq: Connection, topic: str
-) -> None:
-    mq.topics.create(topic)
-    old = frame(spark, ROWS[2:])
-    (warning,) = mq.publish(topic, old).warnings
-    assert warning.startswith(f"2 messages are older than topic {topic} keeps")
-    with pytest.raises(InvalidTimestamp, match=r"Nothing was published\. 2 messages are older"):
-        mq.publish(topic, old, on_error="fail")
-    assert mq.fetch(topic).record_count == 2
-
-
-@pytest.mark.extended
 def test_a_version_not_above_the_last_is_not_published_again(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=2)
     first = [

@@ -1,7 +1,6 @@
 """Time to live in Spark: set by a column or for all rows, heeded by DataFrames, shown by the views."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,17 +32,3 @@ def test_a_dataframe_says_how_long_its_rows_live(spark: SparkSession, mq: Connec
     shown = sorted(row.value.decode() for row in mq.fetch(topic).to_spark().collect())
     assert shown == expected
     assert mq.fetch(topic, include_expired=True).to_spark().count() == 3
-
-
-def test_time_to_live_of_topic_shows_in_views(
-    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
-) -> None:
-    mq.topics.create(topic, config={"ttl.ms": SHORT_MS})
-    spark.sql(f"INSERT INTO mq.inbox (topic, value, ttl_ms) VALUES ('{topic}', 'a', NULL), ('{topic}', 'b', {LONG_MS})")
-    mq.drain_inbox()
-    age(mq, topic)
-    wait_for_projection()
-    assert values(mq, topic) == ["b"]
-    shown = spark.table("mq.log_committed").where(F.col("topic") == topic).orderBy("expires_at").collect()
-    assert [bytes(row.value) for row in shown] == [b"a", b"b"]
-    assert round((shown[1].expires_at - shown[0].expires_at).total_seconds() * 1000) == LONG_MS - SHORT_MS
