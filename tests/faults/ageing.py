@@ -27,12 +27,6 @@ def age_log(table: Path, seconds: float = 2 * HOUR_S, newest_count: int = NEWEST
             _age(path, seconds)
 
 
-def age_data(table: Path, seconds: float = 2 * HOUR_S) -> None:
-    """Make the table's data files look as if they were written so long ago."""
-    for path in table.glob("*.parquet"):
-        _age(path, seconds)
-
-
 def _age(path: Path, seconds: float) -> None:
     then_s = time.time() - seconds
     try:

@@ -275,18 +275,6 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def stands_by(family: Processes, pid: int) -> bool:
-    """Return whether the sequencer of this process has logged that it stands by."""
-    return any(
-        f"-{pid}-" in line.partition(" stands by")[0] for line in family.read_log().splitlines() if "stands by" in line
-    )
-
-
-def until_it_stands_by(family: Processes, pid: int) -> None:
-    """Wait until the sequencer stands by. Its first look at the namespace may not be over then."""
-    until(lambda: stands_by(family, pid), "standby")
-
-
 def assert_killed(child: Child) -> None:
     """Check that the process has killed itself with SIGKILL at its crash point."""
     assert child.wait(PATIENCE_S) == -signal.SIGKILL

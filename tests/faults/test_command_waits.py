@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.commands import Process, lakemq, values
+from faults.commands import Process, lakemq
 from faults.processes import until
 
 UNKNOWN = "Interrupted while waiting for an answer. The outcome is unknown: the request may still take effect."
@@ -42,19 +42,6 @@ def test_waiting_command_names_its_sequencer_and_ends_on_signal(
     assert waiting.wait_for_exit() == 128 + number
     assert any(UNKNOWN in line for line in waiting.err)
     assert waiting.out == []
-
-
-@pytest.mark.extended
-def test_command_takes_over_from_silent_leader(path: Path, start: Callable[..., Process]) -> None:
-    serving = start("serve")
-    serving.wait_for_line("leads with")
-    lakemq(path, "topics", "create", "t")
-    serving.signal(signal.SIGSTOP)
-    publish = start("publish", "--topic", "t")
-    publish.stdin.write("1\n")
-    publish.stdin.close()
-    assert publish.wait_for_exit() == 0
-    assert values(path) == ["1"]
 
 
 @pytest.mark.extended

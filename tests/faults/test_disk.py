@@ -23,7 +23,6 @@ from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.process import new_id
 from lakemq.engine.protocol.errors import LakeMQError, NamespaceError, RequestTimedOut, StorageError
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.jobs.doctor.namespace import check_writable
 from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER
 
 SIZE = 4 << 20
@@ -163,17 +162,6 @@ def test_serve_survives_a_disk_that_becomes_read_only(disk: Path, caplog: pytest
         assert serving.error is None
         sender.producer.close()
     check_all(path, TOPIC, sender.acknowledged)
-
-
-@pytest.mark.extended
-def test_the_doctor_finds_that_a_disk_is_full(disk: Path):
-    with lakemq.connect(str(disk / "namespace")) as mq:
-        assert check_writable(mq).ok
-        fill(disk, 0)
-        finding = check_writable(mq)
-    assert not finding.ok
-    assert "No space left on device" in finding.found
-    assert "make room on the disk" in finding.advice
 
 
 @pytest.mark.extended

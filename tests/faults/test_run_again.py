@@ -4,16 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from targets import extended_but, nightly_but
+from targets import extended_but
 from unit.pages import read_blocks
 
 import lakemq
-from lakemq.engine.client.connection import Connection
 
 pytestmark = pytest.mark.slow
 
@@ -22,22 +20,6 @@ COUNT = 600
 HOUR_S = 3_600
 QUEUE = pytest.param("queue", marks=pytest.mark.extended)
 CLASSIC = pytest.param("classic", marks=pytest.mark.nightly)
-
-KILLED = """
-import os, signal, sys
-import lakemq
-path, protocol = sys.argv[1:]
-mq = lakemq.connect(path, config={"lease.ms": 1_000})
-mq.serving()
-options = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 100, "session_timeout_ms": 6_000}
-if protocol == "static":
-    options["instance_id"], protocol = "host", "cooperative"
-consumer = mq.consumer("billing", topics=["orders"], protocol=protocol, **options)
-while not (batch := consumer.poll(max_records=100, timeout_ms=10_000)):
-    pass
-consumer.commit(batch)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 @pytest.fixture
@@ -50,19 +32,6 @@ def path(tmp_path: Path) -> str:
             "orders", pa.table({"key": [f"k{i}" for i in range(COUNT)], "value": [str(i) for i in range(COUNT)]})
         )
     return path
-
-
-def run_until_kill(path: str, protocol: str, where: str = "") -> None:
-    """Run a consumer that reads some orders and is killed. where: ELSEWHERE for another machine."""
-    process = subprocess.run([sys.executable, "-c", where + KILLED, path, protocol], timeout=120, check=False)
-    assert process.returncode == -9
-
-
-def age_beats(path: str, age_s: int) -> None:
-    """Make all beats so old."""
-    for beat in Path(path, "beats").iterdir():
-        then_s = time.time() - age_s
-        os.utime(beat, (then_s, then_s))
 
 
 ELSEWHERE = """
@@ -157,27 +126,3 @@ def test_the_billing_job_of_the_docs_is_killed_midway_and_run_again(tmp_path: Pa
     assert run(code, folder=tmp_path, LAKEMQ_CONF=conf, DIE_AT="2").returncode == -signal.SIGKILL
     second = run(code, folder=tmp_path, LAKEMQ_CONF=conf)
     assert (second.returncode, second.stdout) == (0, "1000 0\n"), second.stderr
-
-
-def member_count(mq: Connection) -> int:
-    return len(mq.groups.members("billing"))
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("protocol", nightly_but(["cooperative"], ["cooperative", "queue"]))
-def test_step_removes_killed_member_of_this_machine_at_once(path: str, protocol: str) -> None:
-    run_until_kill(path, protocol)
-    with lakemq.connect(path, config=CONFIG) as mq:
-        assert member_count(mq) == 1
-        mq.step_until_idle(wait_ms=20_000)
-        assert member_count(mq) == 0
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("protocol", nightly_but(["cooperative"], ["cooperative", "static"]))
-def test_step_removes_member_of_another_machine_after_its_session(path: str, protocol: str) -> None:
-    run_until_kill(path, protocol, ELSEWHERE)
-    age_beats(path, HOUR_S)
-    with lakemq.connect(path, config=CONFIG) as mq:
-        mq.step_until_idle(wait_ms=20_000)
-        assert member_count(mq) == 0

@@ -16,7 +16,7 @@ from stateful.world import Background
 from unit.desk import Desk
 
 from lakemq.engine.client.requests import requester as requester_module
-from lakemq.engine.client.requests.requester import NEVER_PUBLISHED, ask_with_retries
+from lakemq.engine.client.requests.requester import IDLE_MS, NEVER_PUBLISHED, ask_with_retries
 from lakemq.engine.protocol.errors import (
     ClientEnded,
     IllegalState,
@@ -24,6 +24,7 @@ from lakemq.engine.protocol.errors import (
     InvalidTopic,
     LakeMQError,
     MailboxFullError,
+    Refusal,
     RequestTimedOut,
     StaleTopicMetadata,
     StorageError,
@@ -94,6 +95,27 @@ def test_a_letter_that_cannot_be_withdrawn_is_of_unknown_outcome(tmp_path: Path)
         desk.ask()
     desk.ask()
     assert [client for client, _, _ in desk.letters] == ["c1", "c2"]
+
+
+def test_an_idle_client_starts_over_before_it_is_forgotten(tmp_path: Path):
+    desk = Desk(tmp_path)
+    for pause_ms in (0, IDLE_MS, 1):
+        desk.clock.sleep(pause_ms)
+        desk.ask()
+    desk.clock.sleep(IDLE_MS + 1)
+    desk.ask()
+    assert desk.letters == [("c1", 1, 1), ("c1", 2, 1), ("c1", 3, 1), ("c2", 1, 1)]
+
+
+def test_a_forgotten_client_is_told_so_and_works_again(tmp_path: Path):
+    desk = Desk(tmp_path)
+    desk.ask()
+    desk.result = Refusal(ClientEnded.name, "Its letters were too far apart.")
+    with pytest.raises(ClientEnded):
+        desk.ask()
+    desk.result = ProducerDone(7, 0)
+    assert desk.ask() == ProducerDone(7, 0)
+    assert desk.letters == [("c1", 1, 1), ("c1", 2, 1), ("c2", 1, 1)]
 
 
 def test_empty_reply_is_no_answer(tmp_path: Path):
