@@ -77,3 +77,19 @@ def test_describe_producers_of_a_partition(lake: Lakemq, found: Found, committed
     for tp in (("out", "1"), ("nowhere", "0")):
         assert lake("describe-producers", *tp, code=1).stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
     lake("describe-producers", "out", "first", code=2)
+
+
+@pytest.mark.extended
+def test_lag_of_a_group_that_reads_uncommitted_is_not_negative(mq: Connection, lake: Lakemq, found: Found) -> None:
+    mq.topics.create("ahead")
+    producer = mq.producer("slow")
+    producer.begin_transaction()
+    producer.send("ahead", value="open")
+    producer.flush()
+    with mq.consumer("eager", assign=["ahead"], isolation="read_uncommitted") as consumer:
+        consumer.commit(consumer.poll())
+    (row,) = found("groups", "lag", "eager")
+    assert (row["committed_offset"], row["last_stable_offset"], row["lag"]) == (1, 0, 0)
+    mq.topics.delete("ahead")
+    assert lake("groups", "lag", "eager", code=1).stderr.startswith("GROUP_ID_NOT_FOUND: ")
+    producer.abort_transaction()
