@@ -31,9 +31,9 @@ def are_all_final(mq: Connection) -> bool:
     if any((topic.final_offsets < topic.last_stable_offsets).any() for topic in topics):
         return False
     rows = read_final_messages(mq)
-    in_table = (_drop_expired(mq, rows.filter(pc.field("topic_id") == topic.topic_id)) for topic in topics)
+    moved = (_drop_expired(mq, rows.filter(pc.field("topic_id") == topic.topic_id)) for topic in topics)
     counts = [len(mq.fetch(topic.topic)) for topic in topics]
-    return [part.num_rows for part in in_table] == counts
+    return [part.num_rows for part in moved] == counts
 
 
 def check_what_is_final(mq: Connection) -> None:
@@ -43,11 +43,9 @@ def check_what_is_final(mq: Connection) -> None:
     """
     rows = read_final_messages(mq)
     for topic in mq.state().topics.values():
-        in_table = _sort(_drop_expired(mq, rows.filter(pc.field("topic_id") == topic.topic_id)))
+        moved = _sort(_drop_expired(mq, rows.filter(pc.field("topic_id") == topic.topic_id)))
         fetched = _sort(mq.fetch(topic.topic).to_arrow())
-        assert in_table == [row for row in fetched if row["offset"] < topic.final_offsets[row["partition"]]], (
-            topic.topic
-        )
+        assert moved == [row for row in fetched if row["offset"] < topic.final_offsets[row["partition"]]], topic.topic
     check_each_added_once(mq)
 
 
@@ -58,10 +56,10 @@ def find_difference(mq: Connection) -> str:
     if deleted := set(rows.column("topic_id").to_pylist()) - set(topics):
         return f"deleted topic {min(deleted)}"
     for topic in topics.values():
-        in_table = _sort(_drop_expired(mq, rows.filter(pc.field("topic_id") == topic.topic_id)))
+        moved = _sort(_drop_expired(mq, rows.filter(pc.field("topic_id") == topic.topic_id)))
         shown = _sort(_drop_expired(mq, in_view.filter(pc.field("topic") == topic.topic)))
         fetched = _sort(mq.fetch(topic.topic).to_arrow())
-        if not in_table == shown == fetched:
+        if not moved == shown == fetched:
             return topic.topic
     return ""
 

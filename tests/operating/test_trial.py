@@ -43,9 +43,9 @@ def browser(broken: BrokenNamespace) -> Iterator[Browser]:
 def blocks(heading: str) -> list[str]:
     """Return the commands of a section of the page, block by block."""
     section = PAGE[PAGE.index(f"\n## {heading}\n") :].split("\n## ", 2)[1]
-    found = re.findall(r"^```sh\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
-    assert found, heading
-    return found
+    commands = re.findall(r"^```sh\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    assert commands, heading
+    return commands
 
 
 def member_of(broken: BrokenNamespace) -> str:

@@ -131,16 +131,16 @@ class FinalMessages(RuleBasedStateMachine):
     def check_seen_messages(self) -> None:
         """Check that each message that was once read is as it was, unless it was deleted or has expired."""
         topics = self.mq.state().topics
-        found: dict[tuple[int, int, int], bytes] = {}
+        values: dict[tuple[int, int, int], bytes] = {}
         for topic_id, topic in topics.items():
             rows = self.mq.fetch(topic.topic, include_expired=True).to_arrow()
             columns = (rows.column(name).to_pylist() for name in ("partition", "offset", "value"))
-            found |= {(topic_id, partition, offset): value for partition, offset, value in zip(*columns, strict=True)}
+            values |= {(topic_id, partition, offset): value for partition, offset, value in zip(*columns, strict=True)}
         for place, value in self.seen.items():
             topic_id, partition, offset = place
             if topic_id in topics and offset >= topics[topic_id].log_starts[partition]:
-                assert found[place] == value
-        self.seen = found
+                assert values[place] == value
+        self.seen = values
 
     @rule()
     def replace_leader(self) -> None:

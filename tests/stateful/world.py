@@ -315,8 +315,8 @@ class World(SideBySide):
             assert set(of_topic.column("topic").to_pylist()) <= {topic.topic}
             assert topic.final_offsets.tolist() == topic.last_stable_offsets.tolist()
             for partition, messages in self.logs(reader, topic).items():
-                found = of_topic.filter(pc.field("partition") == partition)
-                columns = (found.column(name).to_pylist() for name in ("offset", "value"))
+                of_partition = of_topic.filter(pc.field("partition") == partition)
+                columns = (of_partition.column(name).to_pylist() for name in ("offset", "value"))
                 assert [(offset, value.decode()) for offset, value in zip(*columns, strict=True)] == messages
 
     def new_reader(self) -> Reader:
