@@ -134,7 +134,10 @@ FINAL_MESSAGES = TableSpec(
     comment="Committed messages at their offsets, one row each, for any reader of Delta tables. Written "
     "each final.interval.ms.",
     # Other programs clean by this. The leader keeps entries by the time of the newest messages, see `housekeeping.py`.
-    properties={"delta.logRetentionDuration": "interval 3650 days"},
+    properties={
+        "delta.logRetentionDuration": "interval 3650 days",
+        "delta.deletedFileRetentionDuration": "interval 7 hours",
+    },
     log_retention_ms=7 * _DAY_MS,
 )
 """A stream that was down for the retention of the log goes on, so the files that its entries name stay as long."""
@@ -178,7 +181,7 @@ INBOX = TableSpec(
     keys=(),
     is_open_to_writers=True,
     # A row that is published cannot be changed any more, so engines refuse to change one that waits.
-    properties={"delta.appendOnly": "true"},
+    properties={"delta.appendOnly": "true", "delta.deletedFileRetentionDuration": "interval 7 hours"},
     comment="INSERT INTO inbox (topic, key, value) VALUES ...: published by the next micro-batch. "
     "On a local disk, one JVM may insert at a time: Spark's commits to a local path are not atomic between processes.",
 )

@@ -18,6 +18,9 @@ LONGEST_BOUND = 32
 GROUP_ROWS = 1 << 14
 """Rows per row group: the least that a look-up in a large file reads."""
 
+_FEW_ROWS = 1_000
+"""A file of fewer rows is mostly what describes them. The log has the statistics of a file, too."""
+
 
 class CommitConflict(Exception):
     """Another process committed to the table first; nothing was written."""
@@ -54,9 +57,18 @@ def write_rows(files: Files, table: str, rows: pa.Table, now_ms: int) -> NewFile
 
     now_ms: time of the file, for the log.
     """
-    path = f"part-{uuid.uuid4().hex}.parquet"
+    path, is_large = f"part-{uuid.uuid4().hex}.parquet", rows.num_rows >= _FEW_ROWS
     with files.open_output(f"{table}/{path}") as sink:
-        pq.write_table(rows, sink, GROUP_ROWS, compression="snappy", write_page_checksum=True)
+        pq.write_table(
+            rows,
+            sink,
+            GROUP_ROWS,
+            compression="snappy",
+            use_dictionary=is_large,
+            write_statistics=is_large,
+            store_schema=False,
+            write_page_checksum=True,
+        )
         size_bytes = sink.tell()
     return NewFile(path, size_bytes, now_ms, compute_statistics(rows))
 
