@@ -4,7 +4,7 @@ Whole segments are deleted from the start of each log, as far as the tables show
 
 The rules are Kafka's. A segment is as old as its newest message. The first segment that stays keeps all later ones. By
 size, a segment goes only if the partition still holds its bound without it. A marker has no age, and goes with the
-segments before it. A compacted segment has none either, and goes with the messages after it: a consumer whose position
+segments before it. A compacted segment, without an age too, goes with the messages after it: a consumer whose position
 is in it continues with these. Only parts of the tables that may matter are read, file by file; memory does not grow
 with messages.
 """

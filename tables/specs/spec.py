@@ -76,7 +76,7 @@ class TableSpec:
         return {
             # a commit gets slower by 1.5 ms per 1,000 entries in the log
             "delta.logRetentionDuration": f"interval {self.log_retention_ms} milliseconds",
-            # nobody needs tombstones, which would fill the checkpoints: the leader lists the files that it deletes
+            # no reader needs tombstones, which would fill the checkpoints: the leader lists the files that it deletes
             "delta.deletedFileRetentionDuration": f"interval {self.log_retention_ms} milliseconds",
             "delta.enableExpiredLogCleanup": "false",
             "delta.checkpointInterval": "1000000",
