@@ -201,6 +201,3 @@ def test_sticky_leaves_no_chain_of_moves_that_would_even_out(case: Case) -> None
             newly_reached = set().union(*(could_take[giver] for giver in newly_reached)) - reached
             reached |= newly_reached
         assert min(load[member_id] for member_id in reached) >= load[fullest] - 1
-
-
-# -- work -----------------------------------------------------------------------------------------------

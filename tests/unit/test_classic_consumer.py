@@ -119,6 +119,3 @@ def test_rebalance_does_not_wait_for_a_static_member_that_closed(mq: Connection)
     settle(second, on=lambda: len(list_partitions(second)) == 1)
     assert mq.groups.describe(group).members == 2
     second.close()
-
-
-# -- the group ----------------------------------------------------------------------------------------------

@@ -60,20 +60,6 @@ def run(
     return CliRunner().invoke(app, options, input=stdin)
 
 
-@pytest.mark.parametrize("view", ["log", "log_committed"])
-def test_the_views_show_what_a_fetch_shows(mq: Connection, view: str) -> None:
-    columns = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
-    quoted = ", ".join(f'"{c}"' for c in columns)
-    _, rows = run_query(mq.namespace, f'SELECT {quoted} FROM {view} ORDER BY topic, partition, "offset"')
-    expected = [
-        tuple(row[c] for c in columns)
-        for topic in ("flights", "stamped", "weather")
-        for row in mq.fetch(topic).to_arrow().to_pylist()
-    ]
-    assert list(rows) == expected
-    assert len(expected) == 20 - 2 + 1 + 1
-
-
 def test_every_table_is_there_as_stored(mq: Connection) -> None:
     connection = connect_duckdb(mq.namespace)
     shown = {name for (name,) in connection.execute("SHOW TABLES").fetchall()}

@@ -364,19 +364,6 @@ def test_an_open_transaction_is_shown_with_what_it_holds_up(browser: Browser) ->
 
 
 @pytest.mark.extended
-def test_sql_reads_only_and_only_tables(browser: Browser) -> None:
-    """What else it refuses is in tests/unit/test_cli_sql_files.py: both run queries in the same way."""
-    page = browser.get("/sql")
-    for query, reason in (
-        ("SELEC 1", "not Spark SQL"),
-        ("COPY (SELECT 1) TO '/tmp/console-copy.csv'", "The query fails"),
-        ("", "missing"),
-        ("x" * 20_000, "At most 10000"),
-    ):
-        assert reason in " ".join(notices(browser.submit(page, "/sql", 400, text=query))), query
-
-
-@pytest.mark.extended
 def test_an_inbox_that_another_writer_broke_fails_only_queries_that_read_it(
     busy: BusyNamespace, browser: Browser
 ) -> None:

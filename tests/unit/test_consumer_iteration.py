@@ -32,18 +32,6 @@ def values(messages: Iterable[Message]) -> list[str]:
     return [(message.value or b"").decode() for message in messages]
 
 
-@ALL
-def test_loop_gets_all_messages_and_ends_after_the_timeout(mq: Connection, protocol: str | None) -> None:
-    topic, count = new_topic(mq, 2), consumer_module.POLL_RECORDS
-    add(mq, topic, {0: count, 1: 7})
-    with create_consumer(mq, new_group(mq, protocol), topic, protocol) as consumer:
-        read_values = values(consumer)
-        assert [value for value in read_values if value.startswith("0.")] == [f"0.{n}" for n in range(count)]
-        assert [value for value in read_values if value.startswith("1.")] == [f"1.{n}" for n in range(7)]
-        add(mq, topic, {0: 1}, "more ")
-        assert values(consumer) == ["more 0.0"]
-
-
 @pytest.mark.parametrize(
     ("protocol", "ack_mode"),
     [(None, None), ("cooperative", None), ("classic", None), ("queue", "explicit"), ("queue", "auto")],

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
-from golden.story import Story, play
+from golden.story import play
 from protocol_harness import Harness
 from unit.consuming import add, take_messages
 from unit.projected import project_tables, run_sql
@@ -47,36 +47,6 @@ def compute_lags(mq: Harness) -> list[Lag]:
         for row in rows
         # the tables of offsets do not show offsets that only an open transaction holds
         if (row.group, state.topic_ids[row.topic], row.partition) in partitions
-    )
-
-
-@pytest.fixture
-def story() -> Story:
-    """Return a story in which C1 has got ten messages of `t-0`."""
-    return play(
-        {"create": {"t": 1}},
-        {"publish": {"t-0": 10}},
-        {"join": "C1", "config": {"group.protocol": "queue", "isolation.level": "read_uncommitted"}},
-        {"acquire": "C1"},
-    )
-
-
-def read_committed_offset(story: Story) -> int:
-    return story.mq.state.offsets["g"][story.mq.state.topic_ids["t"], 0].offset
-
-
-@pytest.mark.parametrize(
-    ("acknowledged", "expected_lag"),
-    [(["0-1", "4-5"], 6), (["3", "5", "7", "9"], 6), (["0-9"], 0)],
-)
-def test_lag_excludes_messages_acknowledged_past_the_committed_offset(
-    story: Story, acknowledged: list[str], expected_lag: int
-) -> None:
-    story.tell({"ack": {"t-0": acknowledged}})
-    assert (
-        query_lags(story.mq)
-        == compute_lags(story.mq)
-        == [("g", "t", 0, read_committed_offset(story), "committed", expected_lag, 0)]
     )
 
 
