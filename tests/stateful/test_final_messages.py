@@ -160,4 +160,4 @@ class FinalMessages(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis
 def test_final_messages_are_what_a_fetch_shows() -> None:
-    run_state_machine_as_test(FinalMessages, settings=runs(30, 12))
+    run_state_machine_as_test(FinalMessages, settings=runs(15, 12))

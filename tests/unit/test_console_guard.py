@@ -282,6 +282,7 @@ def test_commands_serve_console_and_metrics_until_a_signal(tmp_path: Path) -> No
         assert process.returncode == 0, arguments
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_console_shows_several_namespaces_at_one_port_to_those_who_have_the_token(tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("a/mq", "b/mq", "c/two 2")]

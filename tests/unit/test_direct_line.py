@@ -349,31 +349,6 @@ def test_letter_on_line_and_in_mailbox_is_decided_once(led: tuple[Connection, Se
     line.close()
 
 
-def test_a_letter_whose_answer_is_lost_before_a_long_sleep_is_decided_once(led: tuple[Connection, Sequencer]) -> None:
-    """The leader forgets the client meanwhile. It would take the first letter for one of a new client."""
-    mq, sequencer = led
-    table = sequencer._term.lines.table  # type: ignore[union-attr]
-    clock, files, ids = MovableClock(), mq.namespace.files, iter(("c1", "c2", "c3"))
-    line = DirectLine(files, mq.namespace.namespace_id, MovableClock())
-    requester = Requester(mq.namespace.mailbox, clock, lambda: next(ids), 30_000, line=line)
-
-    def lose_answer(letter: LineLetter, body: bytes) -> None:
-        clock.ahead_ms += 3_600_001
-        sequencer.state.clients.clear()
-        table.refuse(letter)
-
-    table.answer = lose_answer  # type: ignore[method-assign]
-    answered = requester.submit(InitProducer())
-    until(lambda: bool(table._inbox))
-    sequencer.step()
-    until(lambda: bool(answered.done() or files.list("mailbox")))
-    sequencer.step()
-    with pytest.raises(RequestTimedOut, match="outcome is unknown"):
-        answered.result(10)
-    assert len(sequencer.state.producers) == 1
-    requester.close()
-
-
 def letter_of(client_id: str, number: int, topic: str) -> bytes:
     return letter_bytes(Letter(client_id, number, [CreateTopic(topic, 1)], 0))
 

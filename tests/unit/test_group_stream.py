@@ -55,22 +55,6 @@ def test_function_that_raises_ends_the_stream_and_its_batch_comes_again(mq: Conn
 
 
 @pytest.mark.parametrize("protocol", extended_but(["queue"], ["cooperative", "queue"]))
-def test_messages_of_the_transaction_are_published_with_the_batch(mq: Connection, protocol: str) -> None:
-    topic, out, group = new_topic(mq, 2), new_topic(mq), new_name("g")
-    add(mq, topic, {0: 5, 1: 5})
-    name = new_name("tx")
-
-    def copy_rows(rows: pa.Table, txn: Any) -> None:
-        txn.publish(out, rows.select(["value"]))
-
-    stream = mq.stream(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest")
-    count = stream.foreach_batch(copy_rows, transactional_id=name, max_records=4, available_now=True)
-    assert (count, len(values(mq, out))) == (10, 10)
-    assert sorted(values(mq, out)) == [f"{p}.{i}" for p in range(2) for i in range(5)]
-    assert mq.groups.describe(group).lag == 0
-
-
-@pytest.mark.parametrize("protocol", extended_but(["queue"], ["cooperative", "queue"]))
 def test_batch_with_a_moved_partition_is_aborted_and_comes_again(mq: Connection, protocol: str) -> None:
     """The transaction is aborted. The part that is left comes again, and the new owner gets the rest."""
     topic, out, group = new_topic(mq, 2), new_topic(mq), new_name("g")
