@@ -419,13 +419,7 @@ class Story(QueueWords):
         return DeleteOffsets(group, [parse_tp(text) if "-" in text else (text, None) for text in of])
 
     def ask_reset(
-        self,
-        _: Any,
-        group: str,
-        to: str,
-        by: int = 0,
-        of: dict[str, int | None] | None = None,
-        dry_run: bool = False,
+        self, _: Any, group: str, to: str, by: int = 0, of: dict[str, int | None] | None = None, dry_run: bool = False
     ) -> AnyRequest:
         """Reset offsets. of: partitions or topics -> the new offset; by default all that the group has."""
         pairs = [(parse_tp(text) if "-" in text else (text, None), offset) for text, offset in (of or {}).items()]

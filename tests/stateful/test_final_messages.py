@@ -110,7 +110,7 @@ class FinalMessages(RuleBasedStateMachine):
     @rule()
     def reject_and_redrive(self) -> None:
         with self.mq.consumer("g", topics=["a"], auto_offset_reset="earliest") as consumer:
-            consumer.reject(list(consumer.poll(timeout_ms=500)), error="no good")
+            consumer.reject(list(consumer.poll(timeout_ms=100)), error="no good")
             consumer.flush()
         with suppress(LakeMQError):
             self.mq.dead_letters.redrive("a.dlq")
@@ -160,4 +160,4 @@ class FinalMessages(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis
 def test_final_messages_are_what_a_fetch_shows() -> None:
-    run_state_machine_as_test(FinalMessages, settings=runs(15, 12))
+    run_state_machine_as_test(FinalMessages, settings=runs(30, 12))

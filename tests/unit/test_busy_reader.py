@@ -23,12 +23,7 @@ from lakemq.tables.storage.object_stores.files import Files
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
-CONFIG = {
-    "project.interval.ms": 0,
-    "journal.retention.ms": 0,
-    "compact.min.files": 2,
-    "checkpoint.interval": 5,
-}
+CONFIG = {"project.interval.ms": 0, "journal.retention.ms": 0, "compact.min.files": 2, "checkpoint.interval": 5}
 """Each step is projected at once. Then the tables are merged and the journal is trimmed."""
 
 

@@ -327,9 +327,7 @@ def test_bad_inputs_of_changes_are_refused(browser: Browser) -> None:
     assert notices(browser.get("/change/nosuch", 404))
 
 
-def test_nothing_can_be_changed_without_a_sequencer(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_nothing_can_be_changed_without_a_sequencer(tmp_path_factory: pytest.TempPathFactory) -> None:
     with served(tmp_path_factory.mktemp("alone")) as mq:
         mq.topics.create("t")
         mq.publish("t", pa.table({"value": ["1"]}))

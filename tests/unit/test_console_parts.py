@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakemq.jobs.console.pages.messages import read_search, select_messages
-from lakemq.jobs.console.parts import (
-    Field,
-    Form,
-    Link,
-    Notice,
-    Page,
-    Table,
-    make_templates,
-)
+from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page, Table, make_templates
 from lakemq.jobs.console.payloads import LONG_CHARACTERS, escape_invisible, indent_json, show_payload
 
 JSON = st.recursive(

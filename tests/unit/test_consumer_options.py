@@ -11,9 +11,7 @@ from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import read_member_options
-from lakemq.engine.client.consume.options import (
-    CONSUMER,
-)
+from lakemq.engine.client.consume.options import CONSUMER
 from lakemq.errors import InvalidRequest
 
 QUEUE = {"group.protocol": "queue"}

@@ -12,13 +12,7 @@ from unit.served import new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
-from lakemq.engine.namespace.data_file import (
-    BODY,
-    file_name,
-    new_file_id,
-    read_file_facts,
-    write_data_file,
-)
+from lakemq.engine.namespace.data_file import BODY, file_name, new_file_id, read_file_facts, write_data_file
 from lakemq.engine.namespace.data_file_reader import open_data_file, verify_files
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges
@@ -98,13 +92,7 @@ def replace_by_another_file(file: Path) -> None:
     file.write_bytes(Path(files.root, file_name(other.file_id)).read_bytes())
 
 
-MISHAPS = [
-    rewrite_with_a_tool,
-    rewrite_with_our_writer,
-    cut_short,
-    replace_by_another_file,
-    Path.unlink,
-]
+MISHAPS = [rewrite_with_a_tool, rewrite_with_our_writer, cut_short, replace_by_another_file, Path.unlink]
 
 
 @pytest.mark.parametrize("mishap", MISHAPS, ids=lambda mishap: mishap.__name__)

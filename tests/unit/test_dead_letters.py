@@ -150,9 +150,7 @@ def test_redrive_sends_each_dead_letter_back_once(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-def test_dead_letter_keeps_its_timestamp_until_it_returns_to_a_log_append_time_topic(
-    mq: Connection,
-) -> None:
+def test_dead_letter_keeps_its_timestamp_until_it_returns_to_a_log_append_time_topic(mq: Connection) -> None:
     stamps = {"message.timestamp.type": "LogAppendTime"}
     dead, plain, stamped = new_name("dead"), new_name("t"), new_name("t")
     mq.topics.create(dead, 1, config=stamps)

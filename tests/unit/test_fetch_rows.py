@@ -40,10 +40,7 @@ def make_parts(*bounds: tuple[int, int]) -> list[StepRows]:
 
 
 def make_plan(
-    ranges: list[tuple[int, int, int]],
-    held_parts: list[StepRows],
-    footer: int | None = None,
-    append: int | None = None,
+    ranges: list[tuple[int, int, int]], held_parts: list[StepRows], footer: int | None = None, append: int | None = None
 ) -> FetchPlan:
     """Return a plan. ranges: file id, first row and count; their offsets follow one another."""
     rows, offset = [], 100

@@ -13,13 +13,7 @@ import pyarrow as pa
 import pytest
 from clocks import ManualClock
 from deltalake import DeltaTable
-from finals import (
-    PATIENCE_S,
-    are_all_final,
-    check_final_messages,
-    let_readers_move_on,
-    read_from_final_files,
-)
+from finals import PATIENCE_S, are_all_final, check_final_messages, let_readers_move_on, read_from_final_files
 from protocol_harness import Harness
 from unit.served import until, wait_for_files
 

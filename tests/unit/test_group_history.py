@@ -45,10 +45,7 @@ def find_owners(rows: pa.Table, at_ms: int) -> dict[int, str | None]:
 def story() -> Story:
     """Return a story in which C1 alone owns both partitions of `t`, with five messages each, from 1000 ms on."""
     return play(
-        {"create": {"t": 2}},
-        {"publish": {"t-0": 5, "t-1": 5}},
-        {"join": "C1", "config": QUEUE},
-        {"acquire": "C1"},
+        {"create": {"t": 2}}, {"publish": {"t-0": 5, "t-1": 5}}, {"join": "C1", "config": QUEUE}, {"acquire": "C1"}
     )
 
 

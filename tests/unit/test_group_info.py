@@ -30,16 +30,12 @@ def make_groups(story: Story, passed_ms: int = 0, *overdue: OverdueMember) -> Gr
 
 
 @pytest.mark.parametrize(
-    ("protocol", "setting"),
-    [("queue", "rebalance.delay.ms"), ("cooperative", "scheduled.rebalance.max.delay.ms")],
+    ("protocol", "setting"), [("queue", "rebalance.delay.ms"), ("cooperative", "scheduled.rebalance.max.delay.ms")]
 )
 def test_partitions_of_a_lost_member_show_the_time_left_of_their_delay(protocol: str, setting: str) -> None:
     config = {"group.protocol": protocol, setting: 4_000}
     story = play(
-        {"create": {"t": 2}},
-        {"join": "C1", "config": config},
-        {"join": "C2", "config": config},
-        {"silent": "C1"},
+        {"create": {"t": 2}}, {"join": "C1", "config": config}, {"join": "C2", "config": config}, {"silent": "C1"}
     )
     lost_ms = story.mq.state.now_ms
     for passed_ms, left_ms in (0, 4_000), (1_500, 2_500), (9_000, 0):

@@ -8,12 +8,7 @@ import pytest
 from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
-from lakemq.errors import (
-    GroupIdNotFound,
-    InvalidRequest,
-    InvalidTopic,
-    UnknownTopicOrPartition,
-)
+from lakemq.errors import GroupIdNotFound, InvalidRequest, InvalidTopic, UnknownTopicOrPartition
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 

@@ -9,12 +9,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakemq.engine.protocol.hashing import (
-    Partitioner,
-    murmur2_partition,
-    partition_keys,
-    xxhash64_partition,
-)
+from lakemq.engine.protocol.hashing import Partitioner, murmur2_partition, partition_keys, xxhash64_partition
 
 SCALAR = {"xxhash64": xxhash64_partition, "murmur2": murmur2_partition}
 LARGEST = 2**31 - 1

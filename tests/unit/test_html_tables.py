@@ -26,10 +26,7 @@ def test_topics_groups_batches_and_results_show_themselves_as_tables(tmp_path: P
             report = producer.flush()
         assert read_table(report) == (
             "0 rows rejected, 0 waiting",
-            [
-                ["topic", "partition", "first_offset", "last_offset", "record_count"],
-                ["orders", "0", "0", "29", "30"],
-            ],
+            [["topic", "partition", "first_offset", "last_offset", "record_count"], ["orders", "0", "0", "29", "30"]],
         )
         published = mq.publish("orders", pa.table({"value": ["x" * 300]}))
         assert read_table(published)[1][1] == ["orders", "0", "30", "1"]

@@ -51,11 +51,7 @@ def test_partition_with_twice_its_fair_share_is_warned_of(
 
 @pytest.mark.parametrize(
     "partitions",
-    [
-        [(1_000, 100, 10_000, 1_000)],
-        [(199, 100, 1_990, 199), (0, 0, 0, 0)],
-        [(0, 0, 0, 0)] * 3,
-    ],
+    [[(1_000, 100, 10_000, 1_000)], [(199, 100, 1_990, 199), (0, 0, 0, 0)], [(0, 0, 0, 0)] * 3],
     ids=["one partition", "few messages", "nothing"],
 )
 def test_small_or_single_partitions_are_not_warned_of(partitions: list[tuple[int, int, int, int]]) -> None:
@@ -67,11 +63,7 @@ def test_small_or_single_partitions_are_not_warned_of(partitions: list[tuple[int
 
 def rows(partition: int, keys: list[str | None], value: str = "v") -> pa.Table:
     return pa.table(
-        {
-            "key": pa.array(keys, pa.string()),
-            "value": [value] * len(keys),
-            "partition": [partition] * len(keys),
-        }
+        {"key": pa.array(keys, pa.string()), "value": [value] * len(keys), "partition": [partition] * len(keys)}
     )
 
 
