@@ -35,6 +35,42 @@ def player() -> Iterator[Player]:
     player.world.close()
 
 
+def test_a_zombies_projection_that_ends_after_the_new_leaders_adds_nothing(player: Player) -> None:
+    player.step()
+    player.publish()
+    player.step()
+    late = player.background
+    assert late.waiting
+    player.new_leader()
+    player.publish()
+    player.step()
+    player.background.run()
+    late.run()
+    player.publish()
+    try:
+        player.step()
+    except NotLeader:  # the zombie's commit came in between
+        player.world.lead(player.leader)
+        player.step()
+    assert player.read() == player.all_published()
+    player.settle()
+
+
+def test_two_leaders_decide_a_letter_once(player: Player) -> None:
+    player.step()
+    old = player.leader
+    player.new_leader()
+    player.publish()
+    with pytest.raises(NotLeader):
+        old.step()
+    assert not old.leads
+    with pytest.raises(NotLeader):
+        old.step()
+    player.step()
+    assert player.read() == player.all_published()
+    player.settle()
+
+
 @pytest.mark.extended
 def test_stream_of_final_messages_finds_its_last_batch_however_late(player: Player) -> None:
     """Entries of the log, and the files they name, stay for `final.removed.ms` before the newest message."""

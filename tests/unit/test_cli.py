@@ -42,6 +42,18 @@ def fetched(mq: Connection, topic: str) -> list[dict[str, Any]]:
 # -- namespace and topics -------------------------------------------------------------------------------
 
 
+def test_commands_work_without_a_running_sequencer(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    run_lakemq(str(path), "init")
+    run_lakemq(str(path), "topics", "create", "t")
+    run_lakemq(str(path), "publish", "--topic", "t", stdin=b"1\n")
+    assert [m["value"] for m in objects(run_lakemq(str(path), "fetch", "t", "--output", "json"))] == ["1"]
+    # the lease was handed over each time, and what is there stays as it is
+    assert objects(run_lakemq(str(path), "step", "--output", "json")) == [{"letters": 0}]
+    assert objects(run_lakemq(str(path), "step", "--until-idle", "--output", "json")) == [{"letters": 0}]
+    assert objects(run_lakemq(str(path), "init", "--output", "json")) == [{"path": str(path), "topics": 1}]
+
+
 def test_the_life_of_a_topic(lake: Lakemq) -> None:
     lake("topics", "create", "life", "--partitions", "2", "--config", "retention.ms=1000", "--subscription", "air/>")
     (described,) = objects(lake("topics", "describe", "life", "--output", "json"))

@@ -66,6 +66,7 @@ def test_list_shows_ids_with_what_they_have_open(found: Found, lake: Lakemq, com
     assert listed[open_one]["open_ms"] >= 0
     assert listed[open_one]["started_at"].endswith("Z")
     assert (listed[committed]["partitions"], listed[committed]["open_ms"]) == ([], None)
+    assert found("transactions", "describe", open_one)[0]["partitions"] == ["out-0"]
 
 
 def test_describe_producers_of_a_partition(lake: Lakemq, found: Found, committed: str, open_one: str) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from unit.served import new_name, new_topic, served, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InvalidRecord, NotLeader
-from lakemq.jobs import entry, step
+from lakemq.jobs import entry, serve, step
 from lakemq.jobs.jars import MissingJars
 from lakemq.jobs.process.exits import Exit
 
@@ -164,6 +165,17 @@ def test_step_unless_led_succeeds_while_another_sequencer_leads(
     out, err = capsys.readouterr()
     assert last_line(out)["letters"] == 0
     assert f"waits for {leader}, which leads" in err
+
+
+@pytest.mark.slow
+def test_serve_for_a_time_ends_and_leaves_no_lease(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True) as mq:
+        begun_s = time.monotonic()
+        assert serve.main(["--path", path, "--for-ms", "500"]) == 0
+        assert 0.5 <= time.monotonic() - begun_s < 30
+        assert not mq.state().leader
+    assert last_line(capsys.readouterr().out)["step"] > 0
 
 
 # -- The sequencer's log tells an operator what happens to topics, groups and transactions ---------------
