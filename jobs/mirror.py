@@ -19,8 +19,9 @@ import argparse
 import json
 import logging
 import os
+import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from threading import Event
@@ -46,12 +47,13 @@ from lakemq.jobs.entry import (
 )
 from lakemq.jobs.jars import KAFKA_JARS, MissingJars
 from lakemq.jobs.serve import catch_stop_signals
+from lakemq.tables.specs.messages import LIKE_SECONDS_US, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.object_stores.files import open_files
 from lakemq.tables.storage.object_stores.store_options import configure_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from lakemq.engine.client.rows.receipts import PublishedRows
 
@@ -59,6 +61,12 @@ log = logging.getLogger("lakemq.mirror")
 
 OFFSET_HEADER = "kafka.offset"
 """Header of a copy: its offset in Kafka, in decimal."""
+
+TIMESTAMP_HEADER = "kafka.timestamp"
+"""Header of a copy whose timestamp in Kafka LakeMQ refuses: that timestamp, in decimal milliseconds."""
+
+_RENAMED = "kafka."
+"""So begin the names of headers in copies that would delay these."""
 
 _MIRRORED = "kafka.offset="
 """So begins the metadata of offsets that a mirror has committed; the group's offset in Kafka follows."""
@@ -76,6 +84,15 @@ _SETTINGS = (
 """Settings that topics keep. Not message.timestamp.type: with LogAppendTime, copies would lose their timestamps."""
 
 _ROUND_EVERY_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+"""Between two attempts while Kafka or the sequencer does not answer."""
+
+_KAFKA_OUTAGES = (
+    "org.apache.kafka.common.errors.RetriableException",
+    "java.util.concurrent.TimeoutException",
+    "org.apache.kafka.common.config.ConfigException",
+)
+"""Errors that pass when brokers are back. Kafka's client has the last one, too, when it cannot find their addresses."""
 
 _PROJECTED_S = 60.0
 
@@ -91,6 +108,7 @@ class MirrorOptions:
     """What to mirror: topics and groups whose whole names match patterns.
 
     command_config: file with options of Kafka's client. name: of the mirror, whose checkpoint remembers its progress.
+    outage_timeout_ms: how long Kafka or the sequencer may not answer before the mirror ends.
     """
 
     bootstrap_servers: str
@@ -100,6 +118,7 @@ class MirrorOptions:
     name: str = "kafka"
     max_records: int = 1_000_000
     until_caught_up: bool = False
+    outage_timeout_ms: int = 600_000
 
 
 class KafkaCluster:
@@ -118,6 +137,16 @@ class KafkaCluster:
     def close(self) -> None:
         self._admin.close()
 
+    def read_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the ids of the cluster, as "", and of topics. A topic that is created again has another id.
+
+        Brokers before 2.8 have none of topics.
+        """
+        described = self._admin.describeTopics([*topics]).allTopicNames().get()
+        ids = {topic: described[topic].topicId().toString() for topic in topics}
+        ids[""] = self._admin.describeCluster().clusterId().get()
+        return {name: id_ for name, id_ in ids.items() if id_ != self._kafka.common.Uuid.ZERO_UUID.toString()}
+
     def list_topics(self, pattern: Pattern) -> dict[str, int]:
         """Return topic -> number of partitions of the topics that match, without Kafka's internal ones."""
         names = pattern.find_matches([*self._admin.listTopics().names().get()])
@@ -129,7 +158,10 @@ class KafkaCluster:
         resources = self._kafka.common.config.ConfigResource
         resource = resources(resources.Type.TOPIC, topic)
         entries = self._admin.describeConfigs([resource]).all().get()[resource]
-        return {name: entry.value() for name in _SETTINGS if (entry := entries.get(name)) is not None}
+        settings = {name: entry.value() for name in _SETTINGS if (entry := entries.get(name)) is not None}
+        if settings.get("cleanup.policy") == "":  # nothing is deleted
+            settings |= {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+        return settings
 
     def read_bounds(self, topics: Mapping[str, int]) -> tuple[Offsets, Offsets]:
         """Return the first offset of each partition, and its end, behind what open transactions hold back."""
@@ -158,35 +190,95 @@ class _StopRequested(Exception):
     """The mirror is told to stop, and begins no further batch."""
 
 
+class _Outage:
+    """How long to wait for a cluster or a sequencer that does not answer: longer and longer, up to a time in all."""
+
+    def __init__(self, timeout_ms: int, steady_s: Callable[[], float]) -> None:
+        self._timeout_s, self._steady_s = timeout_ms / 1000, steady_s
+        self._begun_s: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+
+    def end(self) -> None:
+        """Note that everything answers."""
+        if self._begun_s is not None:
+            log.info("The mirror goes on after %.0f s", self._steady_s() - self._begun_s)
+        self._begun_s, self._pause_s = None, _FIRST_PAUSE_S
+
+    def lengthen(self, trouble: str) -> float:
+        """Return how long to wait now. Raises RequestTimedOut: it has lasted too long."""
+        now_s = self._steady_s()
+        self._begun_s = now_s if self._begun_s is None else self._begun_s
+        left_s = self._begun_s + self._timeout_s - now_s
+        if left_s <= 0:
+            raise RequestTimedOut(
+                f"The mirror has waited for {self._timeout_s:g} s, and ends. Run it again to go on. {trouble}"
+            )
+        pause_s = min(self._pause_s, left_s)
+        log.warning("%s The mirror tries again in %.0f s, and ends after %.0f s.", trouble, pause_s, left_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return pause_s
+
+
 class Mirror:
     """Copies topics of a Kafka cluster into a namespace, in rounds, and then the offsets of groups."""
 
-    def __init__(self, mq: Connection, spark: SparkSession, cluster: KafkaCluster, options: MirrorOptions) -> None:
+    def __init__(
+        self,
+        mq: Connection,
+        spark: SparkSession,
+        cluster: KafkaCluster,
+        options: MirrorOptions,
+        steady_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         from lakemq.engine.client.format.publishing import checkpoint_of_query
 
         self._mq, self._spark, self._cluster, self._options = mq, spark, cluster, options
         self._checkpoint = checkpoint_of_query(mq.namespace.path, options.name)
         self._checkpoint_files = open_files(self._checkpoint, mq.namespace.storage_options)
-        self._topics, self._groups, self._copied = Pattern(options.topics), Pattern(options.groups), 0
+        self._topics, self._groups = Pattern(options.topics), Pattern(options.groups)
+        self._copied = self._replaced_timestamps = 0
+        self._outage = _Outage(options.outage_timeout_ms, steady_s)
 
     def run(self, stop: Event) -> Counts:
         """Copy rounds until `stop` is set, or one round; then translate the groups. Returns counts.
 
+        While Kafka or the sequencer does not answer, it waits. A batch whose outcome is unknown is published again
+        under its number.
+
         Raises:
             UnknownTopicOrPartition: no topic of Kafka matches.
             IllegalState: the offsets of a topic do not continue those that were copied, or its copy was deleted.
+            RequestTimedOut: Kafka or the sequencer has not answered for `outage_timeout_ms`.
             LakeMQError: messages are refused, such as MessageTooLarge. Their batch is not published.
         """
         while True:
-            topics = self._create_topics()
-            if self._count_lag(topics):
-                self._copy(topics, stop)
-                log.info("%d topics: %d offsets behind Kafka", len(topics), self._count_lag(topics))
-            if self._options.until_caught_up or stop.wait(_ROUND_EVERY_S):
-                break
+            try:
+                topics = self._run_round(stop)
+                if self._options.until_caught_up or stop.is_set():
+                    return self._end(topics)
+                self._outage.end()
+                pause_s = _ROUND_EVERY_S
+            except Exception as error:
+                trouble = describe_outage(error)
+                if trouble is None or stop.is_set():
+                    raise
+                pause_s = self._outage.lengthen(trouble)
+            stop.wait(pause_s)
+
+    def _run_round(self, stop: Event) -> dict[str, int]:
+        """Copy what Kafka has now. Returns topic -> number of partitions."""
+        topics = self._create_topics()
+        if self._count_lag(topics) and not stop.is_set():
+            self._copy(topics, stop)
+            log.info("%d topics: %d offsets behind Kafka", len(topics), self._count_lag(topics))
+        return topics
+
+    def _end(self, topics: Mapping[str, int]) -> Counts:
+        """Translate the groups. Returns counts."""
         translated, refused = self._translate_groups(topics)
         counts = {"topics": len(topics), "records": self._copied, "lag": self._count_lag(topics)}
-        return {**counts, "groups": translated, "groups_refused": refused}
+        more = {"groups": translated, "groups_refused": refused, "timestamps_replaced": self._replaced_timestamps}
+        return counts | more
 
     def _create_topics(self) -> dict[str, int]:
         """Create missing topics and partitions. Returns topic -> number of partitions.
@@ -197,6 +289,7 @@ class Mirror:
         if not topics:
             raise UnknownTopicOrPartition("No topic of Kafka matches.", found=self._options.topics)
         existing = {topic.topic: topic.partitions for topic in self._mq.topics.list()}
+        self._check_source(topics, existing)
         if deleted := sorted({topic for topic, _ in self._read_offsets("offsets")} & topics.keys() - existing.keys()):
             raise IllegalState(
                 "Copies were deleted, and the mirror copies no message again. Leave these topics out of --topics, and"
@@ -211,6 +304,35 @@ class Mirror:
             elif existing[topic] < count:
                 self._mq.topics.alter(topic, partitions=count)
         return topics
+
+    def _check_source(self, topics: Iterable[str], existing: Iterable[str]) -> None:
+        """Compare the ids of the cluster and its topics with those of the copies, and keep the ids of new topics.
+
+        existing: topics of LakeMQ. Raises IllegalState: offsets of another cluster, or of a topic that was created
+        again, are other offsets.
+        """
+        newest = self._find_newest("source")
+        kept = {} if newest is None else json.loads(self._checkpoint_files.get(f"source/{newest}"))
+        ids = self._cluster.read_ids(topics)
+        changed = {name: id_ for name, id_ in ids.items() if kept.get(name, id_) != id_}
+        if "" in changed:
+            raise IllegalState(
+                f"The mirror {self._options.name} copies another cluster. Give the brokers of that one, or mirror this"
+                " one with another --name; topics with the same names need another namespace.",
+                found=changed[""],
+                expected=kept[""],
+            )
+        begun = {topic for topic, _ in self._read_offsets("offsets")}
+        for topic in changed:
+            if topic in begun or (topic in existing and any(self._mq.end_offsets(topic).values())):
+                raise IllegalState(
+                    f"Topic {topic} was deleted in Kafka and created again. Delete its copy, leave it out of --topics,"
+                    " and mirror it with another --name.",
+                    found=f"its id {changed[topic]}",
+                    expected=kept[topic],
+                )
+        if ids.items() - kept.items():
+            self._checkpoint_files.put(f"source/{(newest or 0) + 1}", json.dumps(kept | ids).encode())
 
     def _count_lag(self, topics: Mapping[str, int]) -> int:
         """Return how many offsets of Kafka are not copied. Raises IllegalState: they do not continue those copied."""
@@ -238,23 +360,45 @@ class Mirror:
 
     def _read_offsets(self, folder: str) -> Offsets:
         """Return the end of the newest batch that is published (`commits`) or planned (`offsets`)."""
-        names = (name.rpartition("/")[2] for name in self._checkpoint_files.list(f"{folder}/"))
-        newest = max((int(name) for name in names if name.isdecimal()), default=None)
+        newest = self._find_newest(folder)
         if newest is None:
             return {}
         line = self._checkpoint_files.get(f"offsets/{newest}").decode().splitlines()[-1]
         return {(topic, int(p)): offset for topic, offsets in json.loads(line).items() for p, offset in offsets.items()}
 
+    def _find_newest(self, folder: str) -> int | None:
+        """Return the highest number that an object of this folder has as its name."""
+        names = (name.rpartition("/")[2] for name in self._checkpoint_files.list(f"{folder}/"))
+        return max((int(name) for name in names if name.isdecimal()), default=None)
+
     def _copy(self, topics: Mapping[str, int], stop: Event) -> None:
         """Copy what Kafka has now, batch by batch, until `stop` is set."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
         from lakemq.engine.client.format.publishing import publish_batch
         from lakemq.jobs.source_stream import SourceStream
 
         def publish(batch: DataFrame, stream_id: str, number: int) -> PublishedRows:
             if stop.is_set():
                 raise _StopRequested
-            log.info("batch %d of %s: %d offsets behind Kafka", number, self._options.name, self._count_lag(topics))
-            return publish_batch(self._mq, batch, sorted(topics), self._options.name, (stream_id, number))
+            name, observation = self._options.name, Observation()
+            self._check_source(topics, topics)
+            log.info("batch %d of %s: %d offsets behind Kafka", number, name, self._count_lag(topics))
+            counted = batch.observe(observation, F.count_if(~is_accepted_timestamp()).alias("replaced"))
+            done = publish_batch(self._mq, to_copies(counted), sorted(topics), name, (stream_id, number))
+            self._outage.end()
+            if done.record_count and (count := observation.get["replaced"]):
+                self._replaced_timestamps += count
+                log.warning(
+                    "batch %d of %s: %d messages have the time of their arrival, and in the header %s the timestamp of"
+                    " Kafka: it is before 1970, after 9999 or in seconds",
+                    number,
+                    name,
+                    count,
+                    TIMESTAMP_HEADER,
+                )
+            return done
 
         stream = SourceStream(self._mq, self._options.name, publish, self._checkpoint, crash.from_environment())
         try:
@@ -265,27 +409,18 @@ class Mirror:
             self._copied += stream.record_count
 
     def _read_topics(self, topics: Mapping[str, int]) -> DataFrame:
-        """Return the stream of committed messages, with OFFSET_HEADER. A partition of Kafka is a task, in order."""
-        from pyspark.sql import functions as F
-
-        from lakemq.engine.client.publish.message_rows import HEADERS_DDL
-
+        """Return the stream of committed messages. A partition of Kafka is a task, in order."""
         options = {f"kafka.{name}": value for name, value in self._cluster.client_options.items()} | {
             "kafka.isolation.level": "read_committed",
             "subscribe": ",".join(topics),
             "startingOffsets": "earliest",
             "includeHeaders": "true",
             "maxOffsetsPerTrigger": str(self._options.max_records),
+            "fetchOffset.numRetries": "1",  # the mirror tries again, and says so
             # Kafka's retention may delete what a batch was to copy; it would also have gone after it was copied
             "failOnDataLoss": "false",
         }
-        rows = self._spark.readStream.format("kafka").options(**options).load()
-        own = F.coalesce(F.col("headers").cast(HEADERS_DDL), F.array().cast(HEADERS_DDL))
-        offset = F.struct(
-            F.lit(OFFSET_HEADER).alias("key"), F.col("offset").cast("string").cast("binary").alias("value")
-        )
-        headers = F.concat(own, F.array(offset).cast(HEADERS_DDL)).alias("headers")
-        return rows.select("topic", "partition", "key", "value", headers, "timestamp")
+        return self._spark.readStream.format("kafka").options(**options).load()
 
     def _translate_groups(self, topics: Mapping[str, int]) -> tuple[int, int]:
         """Commit the places of groups. Returns how many groups were translated, and how many were refused."""
@@ -299,9 +434,9 @@ class Mirror:
             try:
                 self._translate(group, committed, redriven)
                 translated += 1
-            except RequestTimedOut:
-                raise
             except LakeMQError as error:
+                if error.retriable:
+                    raise
                 log.warning("Group %s is not translated: %s", group, error)
                 refused += 1
         return translated, refused
@@ -325,6 +460,62 @@ class Mirror:
         if kept := sorted(moved & committed.keys()):
             log.warning("Group %s stays where it has committed in LakeMQ: %s", group, kept)
         commit_for_group(self._mq.requester, group, commits)
+
+
+def is_accepted_timestamp() -> Column:
+    """Return whether LakeMQ accepts the timestamp of a row of Spark's Kafka source."""
+    from pyspark.sql import functions as F
+
+    us = F.unix_micros("timestamp")
+    is_like_seconds = us.between(LIKE_SECONDS_US.start, LIKE_SECONDS_US.stop - 1)
+    return us.between(MIN_TIMESTAMP_US, MAX_TIMESTAMP_US) & ~is_like_seconds
+
+
+def to_copies(rows: DataFrame) -> DataFrame:
+    """Return the messages to publish of rows of Spark's Kafka source, with OFFSET_HEADER.
+
+    A timestamp that LakeMQ refuses is null, so that the message gets the time of its arrival. TIMESTAMP_HEADER keeps
+    it. Headers that would delay the copy, and so change its place, get other names.
+    """
+    from pyspark.sql import functions as F
+
+    from lakemq.engine.client.publish.message_rows import HEADERS_DDL
+    from lakemq.engine.client.rows.delay_rule import DELAY_HEADERS
+
+    def build_header(name: str, number: Column) -> Column:
+        value = number.cast("string").cast("binary").alias("value")
+        return F.array(F.struct(F.lit(name).alias("key"), value)).cast(HEADERS_DDL)
+
+    def rename(header: Column) -> Column:
+        name, delays = header["key"], header["key"].isin(*DELAY_HEADERS)
+        renamed = F.when(delays, F.concat(F.lit(_RENAMED), name)).otherwise(name)
+        return F.struct(renamed.alias("key"), header["value"].alias("value"))
+
+    none, is_accepted = F.array().cast(HEADERS_DDL), is_accepted_timestamp()
+    own = F.coalesce(F.col("headers").cast(HEADERS_DDL), none)
+    would_delay = F.arrays_overlap(own["key"], F.array(*map(F.lit, DELAY_HEADERS)))
+    headers = F.concat(
+        F.when(would_delay, F.transform(own, rename)).otherwise(own),
+        F.when(is_accepted, none).otherwise(build_header(TIMESTAMP_HEADER, F.unix_millis("timestamp"))),
+        build_header(OFFSET_HEADER, F.col("offset")),
+    )
+    timestamp = F.when(is_accepted, F.col("timestamp")).alias("timestamp")
+    return rows.select("topic", "partition", "key", "value", headers.alias("headers"), timestamp)
+
+
+def describe_outage(error: Exception) -> str | None:
+    """Return a sentence if an error passes when Kafka, the sequencer or the store answers again; else None."""
+    if isinstance(error, LakeMQError):
+        return str(error) if error.retriable else None
+    java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while java is not None:
+        of_class = java.getClass()
+        while of_class is not None:
+            if of_class.getName() in _KAFKA_OUTAGES:
+                return f"Kafka does not answer: {java.getMessage()}."
+            of_class = of_class.getSuperclass()
+        java = java.getCause()
+    return None
 
 
 def find_copy(
@@ -435,6 +626,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", default="kafka", help="permanent name of the mirror (%(default)s)")
     parser.add_argument("--max-records", type=whole_number, default=1_000_000, metavar="N", help="messages of a batch")
     parser.add_argument("--until-caught-up", action="store_true", help="end when all that Kafka has now is copied")
+    help_ = "how long Kafka or the sequencer may not answer before the mirror ends (%(default)s)"
+    parser.add_argument("--outage-timeout-ms", type=whole_number, default=600_000, metavar="MS", help=help_)
     return parser
 
 

@@ -34,9 +34,12 @@ def prepare_session(spark: SparkSession) -> None:
         expected = "a classic session: no SPARK_REMOTE, no spark.api.mode"
         raise IllegalState("The job publishes in foreachBatch.", found="Spark Connect", expected=expected)
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
-    streaming = "org.apache.spark.sql.execution.streaming.runtime"
-    for name, level in (("MicroBatchExecution", "OFF"), ("ResolveWriteToStream", "ERROR")):
-        log4j.core.config.Configurator.setLevel(f"{streaming}.{name}", log4j.Level.valueOf(level))
+    for name, level in (
+        ("execution.streaming.runtime.MicroBatchExecution", "OFF"),
+        ("execution.streaming.runtime.ResolveWriteToStream", "ERROR"),
+        ("kafka010.KafkaOffsetReaderAdmin", "ERROR"),
+    ):
+        log4j.core.config.Configurator.setLevel(f"org.apache.spark.sql.{name}", log4j.Level.valueOf(level))
 
 
 @dataclass

@@ -57,7 +57,7 @@ def wait_until(answers: Callable[[], bool], is_running: Callable[[], bool]) -> N
 
 
 @contextmanager
-def run_server(command: Sequence[str], port: int, folder: Path) -> Iterator[None]:
+def run_server(command: Sequence[str], port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in a folder until the block ends, which begins when the port accepts connections."""
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
@@ -71,7 +71,7 @@ def run_server(command: Sequence[str], port: int, folder: Path) -> Iterator[None
 
     try:
         wait_until(accepts_connections, lambda: process.poll() is None)
-        yield
+        yield process
     finally:
         process.kill()
         process.wait(30)

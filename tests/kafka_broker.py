@@ -62,10 +62,18 @@ class Record(NamedTuple):
     timestamp_ms: int
 
 
+class Broker(NamedTuple):
+    """A running broker."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+
 class Kafka:
     """A broker, and Kafka's own clients in a JVM of their own."""
 
-    def __init__(self, port: int, gateway: JavaGateway) -> None:
+    def __init__(self, broker: Broker, gateway: JavaGateway) -> None:
+        self.process, port = broker.process, broker.port
         self.address, self._gateway, self._kafka = f"127.0.0.1:{port}", gateway, gateway.jvm.org.apache.kafka
         self._admin = self._kafka.clients.admin.AdminClient.create(self._properties({}))
         self._producer = self._new_producer({})
@@ -93,6 +101,13 @@ class Kafka:
         made.configs({name.replace("_", "."): value for name, value in config.items()})
         self._admin.createTopics([made]).all().get()
 
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic, and return when the broker does not know it any more."""
+        self._admin.deleteTopics([topic]).all().get()
+        deadline_s = time.monotonic() + 60
+        while topic in {*self._admin.listTopics().names().get()}:
+            assert time.monotonic() < deadline_s, f"{topic} is still there"
+
     def add_partitions(self, topic: str, count: int) -> None:
         """Let the topic have so many partitions."""
         to = self._kafka.clients.admin.NewPartitions.increaseTo(count)
@@ -111,14 +126,22 @@ class Kafka:
         self._admin.deleteRecords({self._tp(topic, partition): target}).all().get()
 
     def send(
-        self, topic: str, partition: int, messages: Sequence[tuple[str, str | None]], producer: Any = None
+        self,
+        topic: str,
+        partition: int,
+        messages: Sequence[tuple[str, str | None]],
+        producer: Any = None,
+        timestamp_ms: int | None = None,
+        more_headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Send messages of an hour ago, each a key and a value, and wait until they are stored."""
         producer, jvm = producer or self._producer, self._gateway.jvm
-        timestamp_ms = time.time_ns() // 1_000_000 - 3_600_000
+        if timestamp_ms is None:
+            timestamp_ms = time.time_ns() // 1_000_000 - 3_600_000
         for number, (key, value) in enumerate(messages):
             headers = jvm.org.apache.kafka.common.header.internals.RecordHeaders()
-            headers.add("number", str(number).encode())
+            for name, text in {"number": str(number), **more_headers}.items():
+                headers.add(name, text.encode())
             producer.send(
                 jvm.org.apache.kafka.clients.producer.ProducerRecord(
                     topic,
@@ -179,8 +202,8 @@ class Kafka:
 
 
 @contextmanager
-def run_broker(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[int]:
-    """Run a broker in an empty folder until the block ends. Yield its port."""
+def run_broker(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Broker]:
+    """Run a broker in an empty folder until the block ends."""
     port, controller_port = find_free_port(), find_free_port()
     lines = _PROPERTIES.format(folder=folder, port=port, controller_port=controller_port)
     properties = folder / "server.properties"
@@ -188,15 +211,15 @@ def run_broker(folder: Path, settings: Mapping[str, str] = MappingProxyType({}))
     java = [jars.java_command(), "-Xmx768m", "-cp", f"{fetch_jars()}/*"]
     format_storage = [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(properties)]
     subprocess.run(format_storage, check=True, timeout=120, capture_output=True)
-    with run_server([*java, "kafka.Kafka", str(properties)], port, folder):
-        yield port
+    with run_server([*java, "kafka.Kafka", str(properties)], port, folder) as process:
+        yield Broker(port, process)
 
 
 @contextmanager
 def serve_kafka(folder: Path) -> Iterator[Kafka]:
     """Run a broker in an empty folder until the block ends, with Kafka's own clients in a JVM of their own."""
     py4j_jar = next((PYSPARK / "jars").glob("py4j-*.jar"))
-    with run_broker(folder) as port:
+    with run_broker(folder) as broker:
         client_port = launch_gateway(
             jarpath=str(py4j_jar),
             classpath=f"{fetch_jars()}/*",
@@ -206,6 +229,6 @@ def serve_kafka(folder: Path) -> Iterator[Kafka]:
         )
         gateway = JavaGateway(gateway_parameters=GatewayParameters(port=client_port, auto_convert=True))
         try:
-            yield Kafka(port, gateway)
+            yield Kafka(broker, gateway)
         finally:
             gateway.shutdown()

@@ -40,6 +40,10 @@ def mirror(
     until_caught_up: Annotated[
         bool, typer.Option("--until-caught-up", help="End when all messages that Kafka has now are copied.")
     ] = False,
+    outage_timeout_ms: Annotated[
+        int,
+        typer.Option(min=0, metavar="MS", help="How long to wait for Kafka, or for a sequencer, before it ends."),
+    ] = 600_000,
 ) -> None:
     """Copy topics of Kafka, exactly once and in order, until SIGTERM or SIGINT; then translate the offsets of groups.
 
@@ -52,7 +56,9 @@ def mirror(
     from lakemq.jobs.mirror import mirror as run_mirror
 
     config = None if command_config is None else str(command_config)
-    options = MirrorOptions(bootstrap_servers, topics, groups, config, name, max_records, until_caught_up)
+    options = MirrorOptions(
+        bootstrap_servers, topics, groups, config, name, max_records, until_caught_up, outage_timeout_ms
+    )
     session = get_session(ctx)
     with session.connect() as mq, ensure_sequencer(mq), log_to_stderr(logging.INFO):
         counts = run_mirror(mq, open_session(), options)

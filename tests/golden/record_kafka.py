@@ -150,10 +150,10 @@ def main() -> None:
     cases = yaml.safe_load(text)
     with (
         tempfile.TemporaryDirectory(prefix="lakemq-kafka-") as folder,
-        run_broker(Path(folder), _SETTINGS) as port,
+        run_broker(Path(folder), _SETTINGS) as broker,
         ThreadPoolExecutor(len(cases)) as pool,
     ):
-        recorded = pool.map(record, itertools.repeat(f"127.0.0.1:{port}"), itertools.count(), cases)
+        recorded = pool.map(record, itertools.repeat(f"127.0.0.1:{broker.port}"), itertools.count(), cases)
         outcomes = iter([outcome for of_case in recorded for outcome in of_case])
     line = re.compile(r"^(    - (?:shows|uncommitted): )\[.*\]$", re.MULTILINE)
     CASES.write_text(line.sub(lambda found: found[1] + next(outcomes), text))

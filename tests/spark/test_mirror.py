@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.commands import Process
 from kafka_broker import Kafka, Record, serve_kafka
 
 import lakemq
@@ -23,11 +25,11 @@ from lakemq.testing import wait_until
 
 pytestmark = [
     pytest.mark.extended,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(shutil.which("mvn") is None, reason="Maven fetches Kafka"),
 ]
 
-JOB_TIMEOUT_S = 240
+JOB_TIMEOUT_S = 300
 PARTITIONS = {"orders": 4, "payments": 2, "prices": 1}
 
 
@@ -46,9 +48,13 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         yield connection
 
 
-def start(mq: Connection, kafka: Kafka, *more: str, **environment: str) -> subprocess.Popen[str]:
+def build_command(mq: Connection, kafka: Kafka, *more: str) -> list[str]:
     command = [sys.executable, "-m", "lakemq.jobs.mirror", "--path", mq.namespace.path, "--master", "local[2]"]
-    command += ["--bootstrap-servers", kafka.address, "--topics", "orders|payments|prices", *more]
+    return [*command, "--bootstrap-servers", kafka.address, "--topics", "orders|payments|prices", *more]
+
+
+def start(mq: Connection, kafka: Kafka, *more: str, **environment: str) -> subprocess.Popen[str]:
+    command = build_command(mq, kafka, *more)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
     pipe = subprocess.PIPE
     return subprocess.Popen(
@@ -95,7 +101,7 @@ def fill(kafka: Kafka) -> None:
         kafka.send("prices", 0, [("tick", "t")])  # the newest segment stays, and a message begins the next one
         return len(kafka.read("prices", 0)) < sent / 2
 
-    wait_until(has_compacted, "compaction", 120)
+    wait_until(has_compacted, "compaction", JOB_TIMEOUT_S)
 
 
 def check_copies(mq: Connection, kafka: Kafka) -> None:
@@ -152,12 +158,16 @@ def test_killed_mirror_copies_all_once_and_groups_continue_where_they_were(kafka
         kafka.commit_offsets(group, offsets)
     following = start(mq, kafka, *batches)
     wait_until(
-        lambda: "payments" in {t.topic for t in mq.topics.list()} and len(mq.fetch("payments")) >= 120, "copies", 120
+        lambda: "payments" in {t.topic for t in mq.topics.list()} and len(mq.fetch("payments")) >= 120,
+        "copies",
+        JOB_TIMEOUT_S,
     )
     kafka.add_partitions("orders", 4)
     for partition in (2, 3):
         kafka.send("orders", partition, pairs("orders", 1000 * partition, 50))
-    wait_until(lambda: list(mq.end_offsets("orders").values())[2:] == [250, 50], "the copies of what came later", 120)
+    wait_until(
+        lambda: list(mq.end_offsets("orders").values())[2:] == [250, 50], "the copies of what came later", JOB_TIMEOUT_S
+    )
     following.send_signal(signal.SIGTERM)
     assert finish(following)["groups"] == 3
 
@@ -171,7 +181,8 @@ def test_killed_mirror_copies_all_once_and_groups_continue_where_they_were(kafka
     done = subprocess.run(
         [*command, "--output", "json"], capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=True
     )
-    assert json.loads(done.stdout) == {"topics": 3, "records": 20, "lag": 5, "groups": 3, "groups_refused": 0}
+    counts = {"topics": 3, "records": 20, "lag": 5, "groups": 3, "groups_refused": 0, "timestamps_replaced": 0}
+    assert json.loads(done.stdout) == counts
     producer.abortTransaction()
     producer.close()
     check_copies(mq, kafka)
@@ -179,3 +190,57 @@ def test_killed_mirror_copies_all_once_and_groups_continue_where_they_were(kafka
     assert read_unread(mq, "done") == list_uncommitted(kafka, groups["done"]) != []
     with mq.consumer("moved", assign=["orders"]) as consumer:
         assert consumer.committed()["orders", 0].offset == 150
+
+
+def test_times_and_headers_that_would_be_refused_or_delay_a_copy_are_kept_in_other_headers(
+    kafka: Kafka, mq: Connection
+) -> None:
+    kafka.create_topic("clocks", 1, cleanup_policy="", message_timestamp_after_max_ms=str(2**63 - 1))
+    begun, seconds, microseconds = time.time(), 1_700_000_000, 1_700_000_000_000_000
+    for timestamp_ms in (seconds, None, microseconds):
+        kafka.send("clocks", 0, [("k", f"{timestamp_ms}")], timestamp_ms=timestamp_ms)
+    kafka.send("clocks", 0, [("k", "later")], more_headers={"DELAY_MS": "600000"})
+    once = ["--topics", "clocks", "--until-caught-up"]
+    done = finish(start(mq, kafka, *once))
+    assert (done["records"], done["lag"], done["timestamps_replaced"]) == (4, 0, 2)
+    settings = mq.topics.describe("clocks").config
+    assert (settings["cleanup.policy"], settings["retention.ms"], settings["retention.bytes"]) == ("delete", -1, -1)
+    first, second, third, last = mq.fetch("clocks")
+    for message, timestamp_ms in ((first, seconds), (third, microseconds)):
+        assert dict(message.headers)["kafka.timestamp"] == str(timestamp_ms).encode()
+        assert begun - 1 < message.timestamp.timestamp() < time.time() + 1
+    assert second.headers == [("number", b"0"), (OFFSET_HEADER, b"1")]
+    assert last.headers == [("number", b"0"), ("kafka.DELAY_MS", b"600000"), (OFFSET_HEADER, b"3")]
+
+    kafka.delete_topic("clocks")
+    kafka.create_topic("clocks", 1)
+    kafka.send("clocks", 0, pairs("clocks", 0, 10))
+    end = finish(start(mq, kafka, *once), 1)
+    assert end["error"] == "ILLEGAL_STATE"
+    assert "Topic clocks was deleted in Kafka and created again" in end["message"]
+
+
+def test_mirror_waits_while_kafka_does_not_answer_and_goes_on_when_another_sequencer_leads(
+    kafka: Kafka, mq: Connection, tmp_path: Path
+) -> None:
+    kafka.create_topic("outages", 1)
+    kafka.send("outages", 0, pairs("outages", 0, 10))
+    properties = tmp_path / "client.properties"
+    properties.write_text("request.timeout.ms=2000\ndefault.api.timeout.ms=3000\n")
+    mirror = Process(*build_command(mq, kafka, "--topics", "outages", "--command-config", str(properties)))
+    try:
+        wait_until(lambda: "outages" in {t.topic for t in mq.topics.list()}, "topic", JOB_TIMEOUT_S)
+        wait_until(lambda: mq.end_offsets("outages") == {0: 10}, "copies", JOB_TIMEOUT_S)
+        kafka.process.send_signal(signal.SIGSTOP)
+        mirror.wait_for_line("Kafka does not answer.*The mirror tries again in 2 s")
+        kafka.process.send_signal(signal.SIGCONT)
+        mirror.wait_for_line("The mirror goes on")
+        (serving,) = mq._open.serving
+        serving.close()
+        kafka.send("outages", 0, pairs("outages", 10, 10))
+        wait_until(lambda: mq.end_offsets("outages") == {0: 20}, "copies after the outage", JOB_TIMEOUT_S)
+        mirror.signal(signal.SIGTERM)
+        assert mirror.wait_for_exit() == 0, mirror.err
+    finally:
+        kafka.process.send_signal(signal.SIGCONT)
+        mirror.kill()
