@@ -403,9 +403,9 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
         texts = [f"{group}: {stall.found}" for group, stall in stalls[:_SOME]]
         more = f" And {len(stalls) - _SOME} more." if len(stalls) > _SOME else ""
         cures = [stall.advice if len(stalls) == 1 else f"{group}: {stall.advice}" for group, stall in stalls[:_SOME]]
-        commands = [command for _, stall in stalls[:_SOME] for command in stall.commands]
+        commands = dict.fromkeys(tuple(command) for _, stall in stalls[:_SOME] for command in stall.commands)
         advice = one_line(" ".join(dict.fromkeys(cures)))
-        return Finding("groups", False, one_line(" ".join(texts) + more), advice, commands)
+        return Finding("groups", False, one_line(" ".join(texts) + more), advice, [*commands])
     near = [
         group
         for group in groups

@@ -141,7 +141,7 @@ def test_dead_leader_with_a_lease_is_a_finding(path: Path, mq: Connection) -> No
     os.utime(path / "mailbox" / name, (long_ago_s, long_ago_s))
     findings = find_problems(path)
     assert set(findings) == {"sequencer", "mailbox"}
-    assert findings["mailbox"].to_record("a b")["advice"].endswith("or start one: `lakemq --path 'a b' serve`.")
+    assert findings["mailbox"].to_record("a b")["advice"].endswith("start one. Command: `lakemq --path 'a b' serve`.")
     assert f"{sequencer.name} leads with epoch" in findings["sequencer"].found
     assert "seems to be dead" in findings["sequencer"].advice
 

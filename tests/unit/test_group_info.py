@@ -177,7 +177,7 @@ def test_advice_quotes_a_transactional_id_that_a_shell_would_split() -> None:
     state = story.mq.state
     (stall,) = find_open_transactions(state, [(state.topic_ids["t"], 0)], 11_000)
     assert stall.commands == [["transactions", "abort", "etl `job`"]]
-    assert str(stall).endswith("or abort it: `lakemq transactions abort 'etl `job`'`.")
+    assert str(stall).endswith("or abort it. Command: `lakemq transactions abort 'etl `job`'`.")
 
 
 def test_open_transaction_is_named_when_the_group_has_read_up_to_it() -> None:

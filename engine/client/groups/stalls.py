@@ -76,10 +76,10 @@ class Stall:
 
 
 def write_advice(advice: str, commands: Sequence[Sequence[str]], path: str | None = None) -> str:
-    """Return an advice with its commands, as lines for a shell. path: of the namespace, to be named in them."""
+    """Return an advice with its commands, as one line for a shell. path: of the namespace, to be named in them."""
     start = ["lakemq", "--path", path] if path else ["lakemq"]
     lines = " && ".join(shlex.join([*start, *command]) for command in commands)
-    return f"{advice.removesuffix('.')}: `{lines}`." if lines else advice
+    return f"{advice} Command: `{lines}`." if lines else advice
 
 
 class MemberNotes(NamedTuple):
