@@ -23,7 +23,7 @@ from lakemq.jobs.doctor.namespace import Finding, FreeSpace, make_checks, read_f
 MINUTES = (1, 5, 60)
 """For how many minutes ahead the due delayed messages are counted, here and in the metrics."""
 
-QUICK_CHECKS = ("writable", "space", "sequencer", "mailbox", "letters", "aside", "clock", "groups", "delays")
+QUICK_CHECKS = ("writable", "space", "sequencer", "mailbox", "letters", "aside", "clock", "groups", "losses", "delays")
 """The doctor's checks that read no data file of a topic, and so may run every few seconds."""
 
 

@@ -13,6 +13,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
 from lakemq.jobs.doctor.namespace import check_losses
+from lakemq.jobs.status import OutlookReader
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +61,7 @@ def test_loss_is_a_finding_until_group_reads_on(mq: Connection) -> None:
     finding = check_losses(mq, observer)
     assert (finding.ok, finding.found) == (False, "slow has lost 4 of t")
     assert finding.commands == [["topics", "alter", "t", "--config", "retention.waits.for.groups=true"]]
+    assert finding in OutlookReader(mq, observer).read().findings, "status shows it too"
     with mq.consumer("slow", assign=["t"]) as consumer:
         consumer.commit({("t", 0): 7})
     until(lambda: check_losses(mq, observer).ok)

@@ -10,6 +10,7 @@ from lakemq.jobs.console.changes import offer_change, read_choice, read_number, 
 from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.pages.queries import draw_or_explain
 from lakemq.jobs.console.parts import (
+    Actions,
     Facts,
     Field,
     Form,
@@ -44,6 +45,7 @@ ORDER BY deliver_at"""
 """Reads data files, which anybody may have written. One statement, because it gets a process of its own."""
 
 _ON_OPEN = "open: of transactions that have not ended; ranges: rows in the table delayed."
+_OF_KEY = "SELECT * FROM pending_delayed_rows WHERE CAST(key AS STRING) = 'KEY' ORDER BY deliver_at"
 _PER_HOUR = "SELECT due_hour, CAST(sum(messages) AS BIGINT) AS messages FROM pending_delayed GROUP BY 1 ORDER BY 1"
 
 
@@ -52,6 +54,7 @@ def read_delayed(console: Console, inputs: Mapping[str, Any]) -> Page:
     with console.observer.look() as observation:
         infos, pointer_ms = observation.delayed.all(), observation.delayed.pointer_ms()
     parts: list[Part] = [
+        Actions([Link("Find a message by its key (SQL)", make_link("/sql", text=_OF_KEY))]),
         Facts(
             "Delayed messages",
             [("waiting", sum(info.messages for info in infos)), ("released until", format_time(pointer_ms or None))],

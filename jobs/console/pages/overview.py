@@ -43,7 +43,7 @@ from lakemq.jobs.doctor.namespace import (
 from lakemq.jobs.status import MINUTES
 from lakemq.tables.specs.journal import SAMPLES
 
-_CHECKS = ("sequencer", "space", "letters", "groups", "delays")
+_CHECKS = ("sequencer", "space", "letters", "groups", "losses", "delays")
 """Checks of the doctor that read little, and write nothing."""
 _MOST_GROUPS = 10
 _MOST_WAITS = 2

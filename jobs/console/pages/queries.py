@@ -143,7 +143,7 @@ def read_changes(console: Console, inputs: Mapping[str, Any]) -> Page:
         records = [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
         note = (
             "A client is USER-HOST-PROCESS-ID; of a console it is console-NAME-ADDRESS-PROCESS-ID, with the name of the"
-            " token, or visitor. At most 200 are shown."
+            " token, or visitor. At most 200 are shown, as old as journal.retention.ms allows: an hour by default."
         )
         return [list_records("Changes, newest first", records, columns, note=note)]
 
