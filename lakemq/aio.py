@@ -53,8 +53,18 @@ _KEEP_UP_MS = 1_000
 
 
 async def _run_in(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-    context = contextvars.copy_context()
-    return await asyncio.wrap_future(pool.submit(context.run, partial(call, *arguments, **keywords)))
+    """Await a call in a thread of the pool. If the wait is cancelled, the call still runs, also if it has not begun."""
+    ended: Future[T] = Future()
+    ended.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+
+    def run() -> None:
+        try:
+            ended.set_result(call(*arguments, **keywords))
+        except BaseException as error:
+            ended.set_exception(error)
+
+    pool.submit(contextvars.copy_context().run, run)
+    return await asyncio.wrap_future(ended)
 
 
 def _close_result(connecting: Future[lakemq.Connection]) -> None:

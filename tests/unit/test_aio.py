@@ -264,6 +264,32 @@ def test_messages_of_a_cancelled_poll_come_with_the_next(mq: Connection, options
     run(mq, main)
 
 
+def test_an_acknowledgement_counts_although_it_was_cancelled_before_a_thread_was_free(
+    mq: Connection, topic: str
+) -> None:
+    add(mq, topic, {0: 1})
+    group = create_queue_group(mq)
+    meeting = threading.Barrier(lakemq.aio._THREADS + 1)
+
+    async def main(connection: lakemq.aio.AsyncConnection) -> None:
+        async with connection.consumer(group, topics=[topic]) as consumer:
+            (message,) = await consumer.poll(timeout_ms=5_000)
+            busy = [asyncio.create_task(connection.run(meeting.wait, 60)) for _ in range(lakemq.aio._THREADS)]
+            task = asyncio.create_task(consumer.ack(message))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            meeting.wait(60)
+            await asyncio.gather(*busy)
+            all_threads = threading.Barrier(lakemq.aio._THREADS)  # the acknowledgement has ended if they meet again
+            await asyncio.gather(*(connection.run(all_threads.wait, 60) for _ in range(lakemq.aio._THREADS)))
+            await consumer.flush()
+
+    run(mq, main)
+    assert mq.groups.lag(group)[0].lag == 0
+
+
 def test_messages_of_a_cancelled_poll_go_to_the_next_member_as_if_never_delivered(mq: Connection, topic: str) -> None:
     add(mq, topic, {0: 2})
     group = create_queue_group(mq)
