@@ -41,7 +41,8 @@ def hide_pandas() -> Iterator[None]:
 
     pyarrow looks for pandas once, when it makes its first value, to recognize data frames. Loading it takes a third of
     a short command's time, and of the start of a stream; neither has data frames. Code that needs pandas later can
-    import it. Only for processes of our own: pyarrow recognizes a Series only if it has found pandas.
+    import it. Only for processes of our own, without code of users: pyarrow never looks again, so it would refuse
+    missing values of pandas.
     """
     sys.meta_path.insert(0, _NoPandas)
     try:

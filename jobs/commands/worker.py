@@ -73,7 +73,7 @@ def worker(
     }
     options: dict[str, Any] = {"auto_offset_reset": begin, "instance_id": instance_id, "backoff_ms": backoff_ms or None}
     session = get_session(ctx)
-    with session.connect() as mq, ensure_sequencer(mq), log_to_stderr(logging.INFO):
+    with session.connect(runs_user_code=True) as mq, ensure_sequencer(mq), log_to_stderr(logging.INFO):
         report = mq.run_worker(
             function,
             topics,

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401, F811  # fixtures are imported
 import asyncio
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -544,6 +545,27 @@ def test_the_command_refuses_what_is_no_handler(
     assert ended.exit_code == 2
     said = " ".join(ended.output.replace("│", " ").split())
     assert complaint in said
+
+
+_USES_PANDAS = """
+import signal
+
+def ship(order):
+    signal.raise_signal(signal.SIGTERM)
+    import pandas, pyarrow
+    print(pyarrow.array(pandas.Series(["a book", pandas.NA], dtype=object)).null_count)
+"""
+
+
+def test_a_handler_of_the_command_gives_arrow_values_of_pandas(mq: Connection, tmp_path: Path) -> None:
+    mq.topics.create("orders", 1)
+    publish(mq, "a book")
+    (tmp_path / "shop.py").write_text(_USES_PANDAS)
+    command = ["--path", mq.namespace.path, "worker", "shop:ship", "--group", "ship", "--topics", "orders"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "lakemq.jobs.cli", *command], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.splitlines()[0] == "1"
 
 
 def is_done(path: Path) -> bool:

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,11 +52,16 @@ class Session:
             raise typer.BadParameter(f"give --path, or set {PATH_VARIABLE}", param_hint="--path")
         return self.path
 
-    def connect(self, create: bool = False, shared_with_group: bool = False) -> Connection:
-        """Connect to the namespace. Raises NamespaceError, NewerFormat, InvalidConfig."""
+    def connect(
+        self, create: bool = False, shared_with_group: bool = False, runs_user_code: bool = False
+    ) -> Connection:
+        """Connect to the namespace. Raises NamespaceError, NewerFormat, InvalidConfig.
+
+        runs_user_code: code of users runs in this process, and may give pyarrow values of pandas.
+        """
         from lakemq.engine.namespace.extras import hide_pandas
 
-        with hide_pandas():
+        with nullcontext() if runs_user_code else hide_pandas():
             import lakemq
 
             return lakemq.connect(
