@@ -20,7 +20,7 @@ from unit.pages import read_blocks, run_program
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.worker import WorkerReport, describe_failure
+from lakemq.engine.client.consume.worker import HandlerLoop, WorkerReport, describe_failure
 from lakemq.engine.client.fetch.fetch_result import Message
 from lakemq.errors import IllegalState, InvalidConfig, InvalidRequest, LakeMQError
 from lakemq.jobs.cli import app
@@ -492,6 +492,17 @@ def test_each_handler_runs_in_a_span_that_links_to_the_publishing_one(
             "messaging.destination.name": "orders",
         }
     assert (failed.status.description, done.status.status_code) == ("ValueError: no book", trace.StatusCode.UNSET)
+
+
+def test_a_handler_runs_without_the_cost_of_a_span_if_the_application_imports_opentelemetry_and_sets_no_tracer(
+    mq: Connection, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "opentelemetry.trace" in sys.modules
+    monkeypatch.setattr(HandlerLoop, "_call_in_span", None)
+    publish(mq, "a book")
+    worker = start(lambda message: None)
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert worker.end() == WorkerReport(1, 0, 0)
 
 
 def test_the_log_names_each_failure_with_its_place_and_the_counts_at_the_end(

@@ -26,7 +26,6 @@ from inspect import isasyncgen, isawaitable, iscoroutinefunction, isgenerator
 from itertools import compress
 from operator import not_
 from pathlib import PurePath
-from sys import modules
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ...namespace.clock import Clock
@@ -35,7 +34,7 @@ from ...protocol.errors import FencedMemberEpoch, IllegalState, InvalidRecordSta
 from ..arguments import invalid_argument, parse_whole_number
 from ..fetch.fetch_result import Message, to_message
 from ..offsets import TopicPartition
-from ..tracing import API, find_links, open_span
+from ..tracing import find_links, find_tracer, open_span
 from .batch import shorten_error
 from .lanes import Lane, Lanes
 from .options import RebalanceListener
@@ -388,7 +387,7 @@ class HandlerLoop(RebalanceListener):
     def _handle_some(self, slot: _Slot, lane: Lane) -> Lane | None:
         """Handle messages of a lane; return the lane, or None if the poller has taken it away."""
         # This is the fast path: it takes no lock, and reads the clock only for a limit.
-        call = self._bind(slot) if API not in modules else partial(self._call_in_span, self._bind(slot))
+        call = self._bind(slot) if find_tracer() is None else partial(self._call_in_span, self._bind(slot))
         lanes, claim, is_stopped, trackers = self._lanes, slot.claim, self._stop.is_set, self._consumer._trackers
         read_ms = None if self._limit_ms is None else self._clock.steady_ms
         for _ in range(_TURN):
