@@ -217,6 +217,30 @@ def test_the_back_off_may_be_a_function_and_its_error_does_not_end_the_worker(
     assert worker.end() == WorkerReport(1, 2, 0)
 
 
+def test_tasks_that_handlers_leave_running_are_cancelled_when_the_worker_stops(
+    mq: Connection, start: Callable[..., Running]
+) -> None:
+    publish(mq, "a book")
+    begun, ended = threading.Event(), threading.Event()
+    left: list[asyncio.Task[None]] = []
+
+    async def wait_for_a_printer() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            ended.set()
+
+    async def handle(message: Message) -> None:
+        left.append(asyncio.create_task(wait_for_a_printer()))
+
+    worker = start(handle)
+    assert begun.wait(PATIENCE_S)
+    wait_until_idle(mq, "ship", PATIENCE_S)
+    assert worker.end() == WorkerReport(1, 0, 0)
+    assert ended.is_set()
+
+
 def test_a_message_beyond_its_time_limit_is_given_back_while_its_handler_goes_on(
     mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
 ) -> None:

@@ -549,9 +549,19 @@ def _open_binder(handler: Handler) -> Iterator[Callable[[_Slot], Handler]]:
         if (error := asyncio.run_coroutine_threadsafe(run(slot, message), loop).result()) is not None:
             raise error
 
+    async def end() -> None:
+        """End what handlers have left running, as `asyncio.run` does."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await loop.shutdown_asyncgens()
+
     try:
         yield lambda slot: partial(call, slot)
     finally:
+        with suppress(TimeoutError):  # a handler blocks the loop, or a task does not end
+            asyncio.run_coroutine_threadsafe(end(), loop).result(_KEEP_UP_MS / 1000)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_KEEP_UP_MS / 1000)
         if not loop.is_running():
