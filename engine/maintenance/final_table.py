@@ -127,7 +127,7 @@ class FinalTable:
             CommitConflict: another sequencer has committed.
         """
         now_ms, is_changed = self._clock.steady_ms(), False
-        rows, read_step = _read_named_rows(segments, live)
+        rows, read_step = read_named_rows(segments, live)
         missing = self.sync(final, rows, read_step)
         self._synced.note(now_ms, pc.max(rows.column("step")).as_py() or 0)
         self._switched.note(now_ms, read_step)
@@ -136,7 +136,7 @@ class FinalTable:
             self._crash_point("finalizing.files_rewritten")
             is_changed = self._swap_rows(segments, rewrites)
             self._crash_point("finalizing.segments_swapped")
-            rows, read_step = _read_named_rows(segments, live)
+            rows, read_step = read_named_rows(segments, live)
             missing = self.sync(final, rows, read_step)
         self.compaction.end_pass(rows.column("file_id"), live.now_ms)
         step = min(settled_step, self._synced.find(now_ms - self._hold_ms))
@@ -156,7 +156,7 @@ class FinalTable:
         A file that was missing may be there again when views read later steps. It comes into the table together with
         the next new file, and with its step there: views do not read that step yet.
 
-        rows, read_step: of `_read_named_rows`.
+        rows, read_step: of `read_named_rows`.
         """
         named = {file.file_id: file for file in list_named_files(rows)}
         live_files = final.files()
@@ -498,7 +498,7 @@ def choose_last_files(sizes: Sequence[int], least: int) -> int:
     return first if len(sizes) - first >= least else len(sizes)
 
 
-def _read_named_rows(segments: TableHandle, live: LiveState) -> tuple[pa.Table, int]:
+def read_named_rows(segments: TableHandle, live: LiveState) -> tuple[pa.Table, int]:
     """Return the rows of final messages that are not deleted, by topic, step, partition and offset.
 
     And the last step that views read: they look at the rows of deleted messages, too, as long as these are there.
@@ -515,7 +515,7 @@ def _list_switchable_rows(rows: pa.Table, read_step: int, final: TableHandle, mi
 
     For a file that came late into the table, that is a pending step after which views read its step there.
 
-    rows, read_step: of `_read_named_rows`.
+    rows, read_step: of `read_named_rows`.
     """
     is_missing = pc.is_in(rows.column("file_id"), pa.array(missing, pa.int64()))
     rows = rows.filter(pc.and_not(pc.equal(rows.column("kind"), FINAL_PENDING), is_missing))
@@ -586,7 +586,7 @@ def _read_kept_messages(files: Files, file: NamedFile, live: LiveState) -> pa.Ta
 
 def count_missing_files(segments: TableHandle, live: LiveState) -> int:
     """Return how many files `final_messages` lacks, or has got back, while views read later ones."""
-    rows, read_step = _read_named_rows(segments, live)
+    rows, read_step = read_named_rows(segments, live)
     is_late = (pc.field("kind") == FINAL_PENDING) & (pc.field("step") <= read_step)
     return int(pc.count_distinct(rows.filter(is_late).column("file_id")).as_py())
 
@@ -594,7 +594,7 @@ def count_missing_files(segments: TableHandle, live: LiveState) -> int:
 def find_damaged_files(files: Files, segments: TableHandle, live: LiveState) -> dict[str, str]:
     """Return the files that `segments` names and that are not there as they were written: name -> what was found."""
     damaged: dict[str, str] = {}
-    for file in list_named_files(_read_named_rows(segments, live)[0]):
+    for file in list_named_files(read_named_rows(segments, live)[0]):
         try:
             _read_metadata(files, file)
         except (OSError, ValueError) as error:

@@ -5,7 +5,7 @@ One pass over the data files checks that all rows to which tables point exist, a
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -43,6 +43,7 @@ from ..protocol.errors import StepTooOld
 from ..protocol.hashing import Partitioner, partition_keys
 from ..protocol.projection import PROJECT, RESTORED, project, restore
 from ..protocol.rows.clients import build_watermark
+from ..protocol.values.journal import Step
 from ..protocol.values.state import State
 from ..protocol.values.topics import Topic
 from .merging import EQUAL_COLUMNS
@@ -226,31 +227,55 @@ def compare_with_replay(snapshot: Snapshot, config: EngineConfig) -> ReplayCompa
     Raises:
         StepTooOld: the journal was cut meanwhile.
     """
-    base = _find_base(snapshot)
-    last = snapshot.watermark.step
-    rows = snapshot.handles[JOURNAL.name].read(step=(base.step + 1, last))
-    steps = decode_steps_after(rows, base.step)
+    journal, last = snapshot.handles[JOURNAL.name], snapshot.watermark.step
+    first = min((int(f.statistics["min.step"]) for f in journal.files()), default=None)
+    is_whole = first == 1 and not any(snapshot.handles[name].floor() for name in PROJECT)
+    base = BEGINNING if is_whole else find_base(snapshot, first)
+    steps = decode_steps_after(journal.read(step=(base.step + 1, last)), base.step)
     if steps is None or base.step + len(steps) != last:
         raise StepTooOld("The journal was cut meanwhile.", found=base.step, expected="a later step")
-    then = {name: _read_as_of(snapshot.handles[name], base.step) for name in PROJECT}
-    restored = restore(base, {name: then[name] for name in RESTORED})
-    restored.shards = shards_from(snapshot.handles[WATERMARKS.name].properties())
-    state = machine.replay(restored, steps)
-    decided = project(state, steps)
-    differing = {
-        name: _count_differing(BY_NAME[name], snapshot, then[name], decided.get(name), state, base.step, config)
-        for name in PROJECT
-    }
-    counters = build_watermark(state, snapshot.watermark.floor)
+    replay = replay_steps(snapshot, base, steps)
+    differing = {name: count_differing(BY_NAME[name], snapshot, replay, config) for name in PROJECT}
+    counters = build_watermark(replay.state, snapshot.watermark.floor)
     differing[WATERMARKS.name] = int(WATERMARKS.rows(counters)[0] != replace(snapshot.watermark, versions=[]))
     return ReplayComparison(base.step, last, differing)
 
 
-def _find_base(snapshot: Snapshot) -> WatermarkRow:
-    """Return the earliest watermark whose tables can still be read, and from which the journal has no gap."""
-    first = min((int(f.statistics["min.step"]) for f in snapshot.handles[JOURNAL.name].files()), default=None)
-    if first == 1 and not any(snapshot.handles[name].floor() for name in PROJECT):
-        return BEGINNING
+class Replay(NamedTuple):
+    """The decisions of the journal after an earlier watermark, folded and projected.
+
+    state: the fold. then: table -> its rows as of `base`, those of a changelog. decided: table -> the rows since.
+    """
+
+    base: WatermarkRow
+    state: State
+    then: Mapping[str, pa.Table]
+    decided: Mapping[str, pa.Table]
+
+
+def replay_steps(snapshot: Snapshot, base: WatermarkRow, steps: Sequence[Step], ends: Sequence[int] = ()) -> Replay:
+    """Fold and project these steps, which follow `base`, on the tables as of `base`.
+
+    ends: the last steps of passes, in order. Each pass gives rows of its own, as when it was written.
+    """
+    then = {name: _read_as_of(snapshot.handles[name], base.step) for name in PROJECT}
+    state = restore(base, {name: then[name] for name in RESTORED})
+    state.shards = shards_from(snapshot.handles[WATERMARKS.name].properties())
+    decided, begin = defaultdict[str, list[pa.Table]](list), 0
+    for end in (*(end - base.step for end in ends), len(steps)):
+        if part := steps[begin:end]:
+            for name, rows in project(machine.replay(state, part), part).items():
+                decided[name].append(rows)
+            state.changes.clear()
+            begin = end
+    return Replay(base, state, then, {name: pa.concat_tables(parts) for name, parts in decided.items()})
+
+
+def find_base(snapshot: Snapshot, first: int | None) -> WatermarkRow:
+    """Return the earliest watermark whose tables can still be read, and from which the journal has no gap.
+
+    first: the step with which the journal begins.
+    """
     oldest = max(snapshot.watermark.floor, *(handle.floor() for handle in snapshot.handles.values()))
     if first is not None:
         oldest = max(oldest, first - 1)
@@ -267,21 +292,18 @@ def _read_as_of(handle: TableHandle, step: int) -> pa.Table:
     return select_newest(spec.validate(handle.read(step=(None, step))), spec.keys)
 
 
-def _count_differing(
-    spec: TableSpec,
-    snapshot: Snapshot,
-    then: pa.Table,
-    decided: pa.Table | None,
-    state: State,
-    after: int,
-    config: EngineConfig,
-) -> int:
-    decided_rows = spec.empty() if decided is None else decided
+def count_differing(spec: TableSpec, snapshot: Snapshot, replay: Replay, config: EngineConfig) -> int:
+    """Return how many rows of a table at the watermark differ from those of the replay."""
     handle, last = snapshot.handles[spec.name], snapshot.watermark.step
+    # up to its floor, a log may have rows that stand for those of several steps
+    after = max(replay.base.step, 0 if spec.shape == "changelog" else handle.floor())
+    decided_rows = replay.decided.get(spec.name, spec.empty())
     if spec.shape == "changelog":
-        expected, stored = select_newest(pa.concat_tables([then, decided_rows]), spec.keys), _read_as_of(handle, last)
+        expected = select_newest(pa.concat_tables([replay.then[spec.name], decided_rows]), spec.keys)
+        stored = _read_as_of(handle, last)
         return _count_unlike(_drop_steps(stored), _drop_steps(expected), spec.keys)
-    stored, live_state = spec.validate(handle.read(step=(after + 1, last))), read_live_state(state)
+    decided_rows = decided_rows.filter(pc.field("step") > after)
+    stored, live_state = spec.validate(handle.read(step=(after + 1, last))), read_live_state(replay.state)
     retention_ms = config.ms(RETENTION[spec.name]) if spec.name in RETENTION else 0
     stored, expected = (trim_rows(spec, rows, live_state, retention_ms, whole=True) for rows in (stored, decided_rows))
     if spec is SEGMENTS:

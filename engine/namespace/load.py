@@ -43,6 +43,11 @@ def read_watermark(store: Store) -> WatermarkRow:
         if find_removal(store.files):
             raise build_removal_error(store.files.root) from error
         raise
+    return read_newest_watermark(store, handle)
+
+
+def read_newest_watermark(store: Store, handle: TableHandle) -> WatermarkRow:
+    """Return the newest row of `watermarks`. Raises TableDamaged: it has lost rows."""
     files = handle.files()
     last = max((f.statistics["max.step"] or 0 for f in files), default=0)
     if last != handle.last_step():

@@ -1,4 +1,4 @@
-"""`lakemq init`, `serve`, `step`, `catalog`, `doctor`, `audit`, `backup`, `restore`: commands for a whole namespace."""
+"""Commands of a whole namespace: `init`, `serve`, `step`, `catalog`, `doctor`, `fsck`, `audit`, `backup`, `restore`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from lakemq.jobs.commands.shared.context import Session, get_session
 from lakemq.jobs.commands.shared.printing import show_activity
 from lakemq.jobs.commands.shared.times import AsOf, parse_as_of, to_record
 from lakemq.jobs.output import Output, note, show
+from lakemq.jobs.process.exits import Exit
 from lakemq.jobs.process.native_memory import collect_rarely
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ AllowChanges = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (init, serve, step, catalog, doctor, audit, backup, restore):
+    for command in (init, serve, step, catalog, doctor, fsck, audit, backup, restore):
         app.command()(command)
 
 
@@ -194,13 +195,54 @@ def doctor(
             for finding in examine(session.path, session.conf, session.storage_options, spark):
                 findings.append(finding)
                 tell(f"checked {finding.check}")
+    if _show_findings(findings, session):
+        raise typer.Exit(1)
+
+
+def _show_findings(findings: Sequence[Finding], session: Session) -> int:
+    """Print the findings, and return how many are not ok."""
     records = [finding.to_record(session.path) for finding in findings]
     show(records, session.output, ("check", "state", "found", "advice"))
     count = sum(not f.ok for f in findings)
-    if count:
-        if session.output is Output.table:
-            note(f"{count} finding{'s' if count > 1 else ''}")
-        raise typer.Exit(1)
+    if count and session.output is Output.table:
+        note(f"{count} finding{'s' if count > 1 else ''}")
+    return count
+
+
+def fsck(
+    ctx: typer.Context,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Write again what tables have lost. Refused while a sequencer leads."),
+    ] = False,
+) -> None:
+    """Name damage: tables unlike the journal, and files, log entries or rows that are missing or changed.
+
+    Without --repair it changes nothing, whether a sequencer serves or not. If anything is beyond repair, --repair
+    changes nothing. Exit code 0: nothing is damaged; 6: all damage was repaired; 1: damage is there. Needs the extra
+    sql.
+    """
+    from lakemq.engine.namespace.extras import hide_pandas
+    from lakemq.errors import LakeMQError
+
+    session = get_session(ctx)
+    with hide_pandas(), collect_rarely(), session.connect() as mq, show_activity("checking") as tell:
+        from lakemq.jobs.doctor.fsck import find_damage, repair_tables
+
+        findings, plan = find_damage(mq, tell)
+        written = list[str]()
+        if repair and plan.damages:
+            try:
+                written = repair_tables(plan)
+            except LakeMQError:
+                _show_findings(findings, session)
+                raise
+            note(f"repaired: {', '.join(written)}")
+            findings, _ = find_damage(mq, tell)
+    if _show_findings(findings, session):
+        raise typer.Exit(Exit.FAILED)
+    if written:
+        raise typer.Exit(Exit.REPAIRED)
 
 
 def audit(

@@ -165,7 +165,7 @@ def check_tables(mq: Connection) -> Finding:
             advice.append("upgrade LakeMQ to the version that wrote the tables, or a later one")
         except NotATable as error:
             wrong.append(one_line(str(error)))
-            advice.append("restore the missing or damaged tables from a backup; there is no other way")
+            advice.append("restore the namespace from a backup; there is no other way")
     if wrong:
         return Finding("namespace", False, "; ".join(wrong), _sentence(advice))
     return Finding("namespace", True, f"{mq.namespace.path}: {len(TABLES)} tables, schema version {SCHEMA_VERSION}")
@@ -329,11 +329,13 @@ def check_foreign_commits(mq: Connection) -> Finding:
         "Leave maintenance to LakeMQ: stop the programs that run OPTIMIZE, VACUUM, UPDATE, DELETE or INSERT on these"
         " tables (only inbox takes INSERT)."
     )
+    commands: list[list[str]] = []
     if all(commit.keeps_rows for commit in foreign):
         after = "No rows were changed. If no file is missing, do nothing else; the finding ends with the log entry."
     else:
-        after = "Rows were changed: restore the namespace from an earlier backup."
-    return Finding("foreign commits", False, one_line("; ".join(map(str, foreign[:_SOME])) + more), f"{stop} {after}")
+        after, commands = "Rows were changed. See what can be undone.", [["fsck"]]
+    summary = one_line("; ".join(map(str, foreign[:_SOME])) + more)
+    return Finding("foreign commits", False, summary, f"{stop} {after}", commands)
 
 
 def check_data_files(mq: Connection) -> Finding:
@@ -358,11 +360,13 @@ def check_data_files(mq: Connection) -> Finding:
         return Finding("data files", True, f"all {len(footers)} exist and are unchanged")
     some = [f"{file_stem(file_id)}.parquet ({flaw})" for file_id, flaw in sorted(wrong.items())][:_SOME]
     names = ", ".join(some) + (", ..." if len(wrong) > _SOME else "")
-    deletions = [_find_deletion(name, segments, list(wrong)) for name, segments in needed.items()]
+    lost = {topic: extents for topic, rows in needed.items() if (extents := _find_lost(rows, list(wrong)))}
+    places = [f"{topic}-{partition} {first} to {last}" for topic in lost for partition, first, last in lost[topic]]
     folders = " and ".join(sorted({f"{file_name(file_id, topics[file_id]).partition('/')[0]}/" for file_id in wrong}))
     advice = f"Restore them into {folders} from a backup. Or delete their messages and all earlier ones."
-    summary = one_line(f"{len(wrong)} of {len(footers)} are missing or damaged: {names}")
-    return Finding("data files", False, summary, advice, [*filter(None, deletions)])
+    offsets = ", ".join(places[:_SOME]) + (", ..." if len(places) > _SOME else "")
+    summary = one_line(f"{len(wrong)} of {len(footers)} are missing or damaged: {names}. Offsets within: {offsets}")
+    return Finding("data files", False, summary, advice, [_make_deletion(topic, lost[topic]) for topic in lost])
 
 
 _FINAL_INTERVALS = 3
@@ -488,13 +492,18 @@ def _check_delays(mq: Connection, observation: Observation, step: int) -> Findin
     return Finding("delays", True, f"{sum(range_.waiting_count for range_ in waiting)} messages wait for their time")
 
 
-def _find_deletion(topic: str, segments: pa.Table, gone: list[int]) -> list[str]:
-    """Return the command that deletes a topic's records up to the last one in a missing file; empty if none."""
+def _find_lost(segments: pa.Table, gone: list[int]) -> list[tuple[int, int, int]]:
+    """Return (partition, first offset, last offset) of a topic's rows in missing files, by partition."""
     lost = segments.filter(pc.is_in(segments.column("file_id"), pa.array(gone, pa.int64())))
-    last = lost.group_by("partition").aggregate([("last_offset", "max")])
-    pairs = sorted(zip(last["partition"].to_pylist(), last["last_offset_max"].to_pylist(), strict=True))
-    before = (word for partition, offset in pairs for word in ("--before", f"{partition}={offset + 1}"))
-    return ["topics", "delete-records", topic, *before] if pairs else []
+    extents = lost.group_by("partition").aggregate([("base_offset", "min"), ("last_offset", "max")])
+    names = ("partition", "base_offset_min", "last_offset_max")
+    return sorted(zip(*(extents[name].to_pylist() for name in names), strict=True))
+
+
+def _make_deletion(topic: str, extents: list[tuple[int, int, int]]) -> list[str]:
+    """Return the command that deletes a topic's records up to the last one in a missing file."""
+    before = (word for partition, _, last in extents for word in ("--before", f"{partition}={last + 1}"))
+    return ["topics", "delete-records", topic, *before]
 
 
 def _now_ms() -> int:

@@ -24,6 +24,7 @@ class Exit(IntEnum):
     CONFIGURATION = 3
     NOT_LEADER = 4
     DATA_REFUSED = 5
+    REPAIRED = 6
 
 
 MEANINGS = {
@@ -33,6 +34,7 @@ MEANINGS = {
     Exit.CONFIGURATION: "bad configuration (a setting, a settings file, or a path that holds no usable namespace)",
     Exit.NOT_LEADER: "another sequencer leads",
     Exit.DATA_REFUSED: "data was refused (all of it, or rows, which `rejected_rows` lists)",
+    Exit.REPAIRED: "damage was found and repaired (`lakemq fsck --repair`)",
 }
 
 _BY_NAME = {

@@ -23,8 +23,9 @@ def test_commands_of_disasters_bring_back_what_was_lost(tmp_path: Path) -> None:
     def run(script: str, last_code: int = 0) -> str:
         return "".join(run_commands(script, tmp_path, last_code, {"LAKEMQ_PATH": str(tmp_path / "data/mq")}))
 
-    copy, lose, put_back, restore, copy_over, check_clocks = read_blocks("disasters.md", "sh")
+    copy, check, lose, put_back, restore, copy_over, check_clocks = read_blocks("disasters.md", "sh")
     assert re.search(r"^orders +1 +3 ", run(copy), re.MULTILINE)
+    run(check)
     loss = run(lose, last_code=1)
     assert re.search(r"^data files +FINDING +1 of 1 are missing or damaged: \S+\.parquet \(gone\)", loss, re.MULTILINE)
     assert "topics delete-records orders --before 0=3" in loss

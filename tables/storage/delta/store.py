@@ -181,6 +181,9 @@ APP_ID = "lakemq"
 FLOOR_ID = "lakemq-floor"
 """Delta application id under which a merge stores its floor: it dropped the states of keys before that step."""
 
+UNDONE_ID = "lakemq-undone"
+"""Delta application id under which a repair stores up to which version it has undone foreign commits."""
+
 _ATTEMPTS = 3
 """Attempts to open a table, since its log may be cleaned meanwhile."""
 
@@ -249,6 +252,10 @@ class TableHandle:
         """
         return self._transaction_version(FLOOR_ID)
 
+    def undone_version(self) -> int:
+        """Return the version up to which foreign commits were undone. Raises FileNotFoundError: the log was cleaned."""
+        return self._transaction_version(UNDONE_ID)
+
     @NATIVE_CALLS.guard
     def _transaction_version(self, app_id: str) -> int:
         if app_id not in self._notes:
@@ -293,14 +300,16 @@ class TableHandle:
         last_step: int | None = None,
         floor: int | None = None,
         moved: bool = False,
+        undone: int | None = None,
     ) -> None:
         """Commit existing files as version `expected_version` + 1. Raises what `append_at` raises.
 
         The files are durable already. With `remove`, the added files hold the rows of the removed files, or fewer by
-        design. moved: the added files hold rows that the table has already.
+        design. moved: the added files hold rows that the table has already. undone: the version up to which foreign
+        commits have no effect from here on.
         """
         self._check_version(expected_version)
-        notes = _name_notes(last_step, floor)
+        notes = _name_notes(last_step, floor, undone)
         if remove or moved:  # a merge takes long, so others may have cleaned the log meanwhile
             self._check_continuity(expected_version)
         now_ms = self._store.files.time_ms() if remove else read_clock_ms()
@@ -551,9 +560,9 @@ class Store:
         return open_dataset(paths, spec.stored_schema, self.filesystem)
 
 
-def _name_notes(last_step: int | None, floor: int | None = None) -> dict[str, int]:
-    steps = {APP_ID: last_step, FLOOR_ID: floor}
-    return {app_id: step for app_id, step in steps.items() if step is not None}
+def _name_notes(last_step: int | None, floor: int | None = None, undone: int | None = None) -> dict[str, int]:
+    notes = {APP_ID: last_step, FLOOR_ID: floor, UNDONE_ID: undone}
+    return {app_id: value for app_id, value in notes.items() if value is not None}
 
 
 # Find commits of other writers to tables that only LakeMQ should write.
@@ -584,15 +593,19 @@ class ForeignCommit:
 def find_foreign_commits(store: Store) -> Iterator[ForeignCommit]:
     """Yield foreign commits as far back as the logs go, without `inbox` and tables that cannot be opened."""
     for spec in TABLES:
-        if spec.name == INBOX.name:
-            continue
-        try:
-            commits = store.open(spec).commits_after(-1)
-        except (NotATable, NewerTable):
-            continue
-        for commit in commits:
-            if text := _describe_foreign(commit):
-                yield ForeignCommit(spec.name, int(commit["version"]), text, text.startswith(_MAINTENANCE))
+        if spec.name != INBOX.name:
+            with suppress(NotATable, NewerTable):
+                yield from list_foreign_commits(store.open(spec))
+
+
+def list_foreign_commits(handle: TableHandle) -> list[ForeignCommit]:
+    """Return the foreign commits to a table that no repair has undone, the newest first."""
+    commits = ((commit, _describe_foreign(commit)) for commit in handle.commits_after(handle.undone_version() or -1))
+    return [
+        ForeignCommit(handle.spec.name, int(commit["version"]), text, text.startswith(_MAINTENANCE))
+        for commit, text in commits
+        if text
+    ]
 
 
 def _describe_foreign(commit: Mapping[str, Any]) -> str:

@@ -1,0 +1,378 @@
+"""`lakemq fsck` names each damage, repairs what the journal and the logs of tables still say, and refuses the rest."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from finals import are_all_final, let_readers_move_on
+from lawless_writer import ignore_protocol
+from typer.testing import CliRunner
+from unit.served import CONFIG, until
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.engine.sequencer.repair import Repair
+from lakemq.errors import NotLeader
+from lakemq.jobs.cli import app
+from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.storage.coordination import leader_locks
+from lakemq.tables.storage.delta.store import select_newest
+from lakemq.tables.storage.object_stores.files import LocalFiles
+from lakemq.testing import MovableClock, serve
+
+pytestmark = pytest.mark.slow
+
+Damage = Callable[[Path], None]
+CHANGELOGS = ("topics", "partitions", "producers", "transactional_ids", "consumer_offsets", "clients", "delayed")
+LOGS = ("control_markers", "transactions", "messages", "journal", "final_messages")
+QUICK = {**CONFIG, "project.interval.ms": 50, "final.interval.ms": 50}
+
+
+def fill(mq: Connection) -> None:
+    """Publish to topic `t`, also in transactions and with a delay, and commit an offset."""
+    mq.publish("t", pa.table({"key": [f"k{i}" for i in range(40)], "value": ["v" * 1000] * 40}))
+    mq.publish("t", pa.table({"value": ["later"], "delay_ms": [3_600_000]}))
+    with mq.producer("tx") as producer:
+        producer.begin_transaction()
+        producer.send("t", "committed")
+        producer.commit_transaction()
+    with mq.consumer("g", assign=["t"]) as consumer:
+        consumer.commit({("t", 0): 3})
+
+
+@pytest.fixture(scope="module")
+def young(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The path of a namespace whose journal begins with step 1, without a sequencer."""
+    path = tmp_path_factory.mktemp("fsck") / "mq"
+    with lakemq.connect(str(path), create=True, config=QUICK) as mq, mq.serving():
+        mq.topics.create("t", 2)
+        fill(mq)
+        until(lambda: are_all_final(mq))
+    return path
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The path of a namespace whose tables and journal were merged, and the journal cut, without a sequencer."""
+    path, clock = tmp_path_factory.mktemp("fsck") / "mq", MovableClock()
+    merges = {"compact.min.files": 3, "checkpoint.interval": 6, "journal.retention.ms": 60_000}
+    with serve(path, clock, {**QUICK, **merges}) as mq:
+        mq.topics.create("t", 2)
+        for _ in range(4):
+            fill(mq)
+            until(lambda: are_all_final(mq))
+            clock.advance(seconds=30)
+            let_readers_move_on(mq, clock)
+        until(lambda: mq.namespace.store.open(BY_NAME["partitions"]).floor() > 0)
+        mq.publish("t", pa.table({"value": ["last"]}))
+        until(lambda: are_all_final(mq))
+    return path
+
+
+@pytest.fixture
+def path(young: Path, tmp_path: Path) -> Path:
+    """The path of a copy of the young namespace, which a test may damage."""
+    return Path(shutil.copytree(young, tmp_path / "mq"))
+
+
+def fsck(path: Path, *options: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["--path", str(path), "--output", "json", "fsck", *options])
+    return done.exit_code, done.output
+
+
+def read_all(path: Path) -> dict[str, list[str]]:
+    """Return all messages as a fetch shows them, and the rows of tables, those of changelogs without their steps."""
+    with Connection(open_namespace(str(path))) as mq:
+        rows = {"fetch": mq.fetch("t").to_arrow()}
+        for name in (*CHANGELOGS, *LOGS):
+            rows[name] = mq.namespace.store.open(BY_NAME[name]).read()
+            if name in CHANGELOGS:
+                newest = select_newest(rows[name], BY_NAME[name].keys)
+                rows[name] = newest.filter(pc.invert(newest["removed"])).drop_columns("step")
+    return {name: sorted(map(repr, table.to_pylist())) for name, table in rows.items()}
+
+
+def read_files(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def list_live_files(path: Path, table: str) -> list[Path]:
+    return [Path(name.removeprefix("file://")) for name in DeltaTable(str(path / table)).file_uris()]
+
+
+def lose_newest_entry(*tables: str) -> Damage:
+    def damage(path: Path) -> None:
+        for table in tables:
+            max((path / table / "_delta_log").glob("*.json")).unlink()
+
+    return damage
+
+
+def lose_files(*tables: str) -> Damage:
+    def damage(path: Path) -> None:
+        for table in tables:
+            for file in list_live_files(path, table):
+                file.unlink()
+
+    return damage
+
+
+def cut_file(table: str) -> Damage:
+    def damage(path: Path) -> None:
+        file = list_live_files(path, table)[0]
+        file.write_bytes(file.read_bytes()[:-20])
+
+    return damage
+
+
+def change_file(table: str, column: str) -> Damage:
+    """Rewrite a file with other values, under the same name."""
+
+    def damage(path: Path) -> None:
+        file = list_live_files(path, table)[0]
+        rows = pq.read_table(file)
+        at = rows.schema.get_field_index(column)
+        pq.write_table(rows.set_column(at, column, pc.add(rows[column], 1)), file)
+
+    return damage
+
+
+def commit(table: str, change: Callable[[str], Any]) -> Damage:
+    """Let another program change a table."""
+
+    def damage(path: Path) -> None:
+        with ignore_protocol(path / table) as copy:
+            change(copy)
+
+    return damage
+
+
+def overwrite(table: str) -> Damage:
+    rows = BY_NAME[table].empty().cast(BY_NAME[table].stored_schema)
+    return commit(table, lambda copy: write_deltalake(copy, rows, mode="overwrite"))
+
+
+def restore_version(table: str, count: int) -> Damage:
+    """Let another program go back by so many versions."""
+
+    def damage(path: Path) -> None:
+        log = path / table / "_delta_log"
+        *_, newest = entries = sorted(log.glob("*.json"))
+        then, now = (read_added_files(entries[:end]) for end in (-count, None))
+        actions: list[Any] = [{"commitInfo": {"operation": "RESTORE", "engineInfo": "delta-rs", "timestamp": 0}}]
+        actions += [{"add": then[name]} for name in then.keys() - now.keys()]
+        actions += [{"remove": {"path": name, "dataChange": True}} for name in now.keys() - then.keys()]
+        (log / f"{int(newest.stem) + 1:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+
+    return damage
+
+
+def read_added_files(entries: list[Path]) -> dict[str, Any]:
+    """Return path -> action of the files that a table has after these entries of its log."""
+    files: dict[str, Any] = {}
+    for action in [json.loads(line) for entry in entries for line in entry.read_text().splitlines()]:
+        if "add" in action:
+            files[action["add"]["path"]] = action["add"]
+        files.pop(action.get("remove", {}).get("path"), None)
+    return files
+
+
+REPAIRABLE: dict[str, Damage] = {
+    "newest log entries lost": lose_newest_entry(*CHANGELOGS, "control_markers", "transactions", "messages"),
+    "newest log entry of segments lost": lose_newest_entry("segments"),
+    "newest log entry of final_messages lost": lose_newest_entry("final_messages"),
+    "newest log entry of the journal lost": lose_newest_entry("journal"),
+    "files gone": lose_files(*CHANGELOGS, "control_markers", "transactions"),
+    "a file cut": cut_file("partitions"),
+    "a file changed": change_file("topics", "partition_count"),
+    "UPDATE": commit("partitions", lambda copy: DeltaTable(copy).update({"high_watermark": "0"})),
+    "DELETE": commit("consumer_offsets", lambda copy: DeltaTable(copy).delete()),
+    "DELETE of final messages": commit("final_messages", lambda copy: DeltaTable(copy).delete()),
+    "OVERWRITE": overwrite("segments"),
+    "RESTORE": restore_version("partitions", 2),
+}
+
+
+def test_a_sound_namespace_has_no_damage_and_a_repair_writes_nothing(young: Path, merged: Path) -> None:
+    for path in (young, merged):
+        before = read_files(path)
+        assert fsck(path)[0] == 0
+        assert fsck(path, "--repair")[0] == 0
+        assert read_files(path) == before
+
+
+@pytest.mark.parametrize("damage", REPAIRABLE.values(), ids=REPAIRABLE.keys())
+def test_damage_is_named_and_repaired(damage: Damage, young: Path, path: Path) -> None:
+    damage(path)
+    code, text = fsck(path)
+    assert code == 1, text
+    code, text = fsck(path, "--repair")
+    assert code == 6, text
+    before, after = read_all(young), read_all(path)
+    assert [name for name in before if after[name] != before[name]] == []
+    with lakemq.connect(str(path), config=QUICK) as mq, mq.serving():
+        mq.publish("t", pa.table({"value": ["new"]}))
+        until(lambda: mq.sql("SELECT * FROM log_committed").num_rows == 42)
+        assert len(mq.fetch("t")) == 42
+    assert fsck(path)[0] == 0
+
+
+def lose_entries_before_base(table: str) -> Damage:
+    """Lose all entries of a table since its last checkpoint, and with them rows that only merged tables have."""
+
+    def damage(path: Path) -> None:
+        log = path / table / "_delta_log"
+        last = max(int(file.name[:20]) for file in log.glob("*.checkpoint.parquet"))
+        for entry in log.glob("*.json"):
+            if int(entry.stem) >= last:
+                entry.unlink()
+        for checkpoint in log.glob(f"{last:020d}.checkpoint.parquet"):
+            checkpoint.unlink()
+        (log / "_last_checkpoint").unlink()
+
+    return damage
+
+
+def forget_foreign_commit(table: str) -> Damage:
+    """Let another program empty a table, and its log forget that."""
+
+    def damage(path: Path) -> None:
+        overwrite(table)(path)
+        DeltaTable(str(path / table)).create_checkpoint()
+        newest = max((path / table / "_delta_log").glob("*.json"))
+        newest.write_text(newest.read_text().replace("delta-rs", "LakeMQ"))
+
+    return damage
+
+
+def lose_step(path: Path) -> None:
+    max((path / "steps").iterdir()).unlink()
+
+
+def lose_decisions(path: Path) -> None:
+    lose_files("journal")(path)
+    for step in sorted((path / "steps").iterdir())[:-1]:
+        step.unlink()
+
+
+BEYOND_REPAIR: dict[str, tuple[Damage, str]] = {
+    "entries from before the replay": (lose_entries_before_base("partitions"), "partitions"),
+    "a merged file": (lose_files("consumer_offsets"), "consumer_offsets"),
+    "places of messages": (lose_files("segments"), "segments"),
+    "rows whose removal the log does not show": (forget_foreign_commit("segments"), "no segment, or two"),
+    "decisions": (lose_decisions, "what steps"),
+    "a whole log": (lambda path: shutil.rmtree(path / "groups" / "_delta_log"), "groups"),
+    "the step of the watermark": (lose_step, "is missing"),
+}
+
+
+@pytest.mark.parametrize(("damage", "found"), BEYOND_REPAIR.values(), ids=BEYOND_REPAIR.keys())
+def test_damage_beyond_repair_is_named_and_nothing_is_changed(
+    damage: Damage, found: str, merged: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(merged, tmp_path / "mq"))
+    damage(path)
+    before = read_files(path)
+    code, text = fsck(path, "--repair")
+    assert code == 1
+    assert found in text
+    assert "TABLE_DAMAGED" in text
+    assert "lakemq restore" in text
+    assert read_files(path) == before
+
+
+def test_messages_whose_file_is_gone_are_named_and_nothing_is_changed(path: Path) -> None:
+    for file in [*(path / "final_messages").rglob("*.parquet"), *(path / "messages").glob("*.parquet")]:
+        file.unlink()
+    before = read_files(path)
+    for options in ([], ["--repair"]):
+        code, text = fsck(path, *options)
+        assert code == 1
+        assert "Offsets within: t-0 0 to " in text
+        assert "delete-records t --before 0=" in text
+    assert read_files(path) == before
+
+
+class Killed(BaseException):
+    """The process is killed before a write."""
+
+
+@contextmanager
+def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:
+    """Let the write of this number, and all later ones, not happen, as when the process is killed there."""
+    count = 0
+
+    def stop_or(write: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count >= number:
+                raise Killed
+            return write(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        for name in ("put", "open_output", "delete"):
+            patch.setattr(LocalFiles, name, stop_or(getattr(LocalFiles, name)))
+        patch.setattr(leader_locks.LeaderLocks, "hold", lambda self, name: None)
+        yield
+
+
+def test_a_repair_that_is_killed_at_any_write_is_repeated(
+    young: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_locks.LeaderLocks, "is_dead", lambda self, name: "-repair-" in name)
+    damages = [lose_files("partitions"), overwrite("consumer_offsets")]
+    damages.append(lose_newest_entry("segments", "messages", "journal", "final_messages"))
+    before, is_killed, number = read_all(young), True, 0
+    while is_killed:
+        number += 1
+        path = Path(shutil.copytree(young, tmp_path / str(number)))
+        for damage in damages:
+            damage(path)
+        with Connection(open_namespace(str(path))) as mq:
+            is_killed = True
+            with kill_at(monkeypatch, number):
+                Repair(mq.namespace).write()
+                is_killed = False
+            if (plan := Repair(mq.namespace)).damages:
+                plan.write()
+        after = read_all(path)
+        assert [name for name in before if after[name] != before[name]] == [], number
+        shutil.rmtree(path)
+    assert number > 15
+
+
+def test_a_repair_beside_a_leader_is_refused_and_a_check_is_not(path: Path) -> None:
+    with lakemq.connect(str(path), config=QUICK) as mq, mq.serving():
+        mq.publish("t", pa.table({"value": ["new"]}))
+        assert fsck(path)[0] == 0
+        lose_files("control_markers")(path)
+        assert fsck(path)[0] == 1
+        code, text = fsck(path, "--repair")
+        assert code == 4
+        assert "NOT_LEADER: A sequencer leads" in text
+        assert "control_markers" in text
+    assert fsck(path, "--repair")[0] == 6
+
+
+def test_a_repair_ends_if_a_leader_has_begun_since_it_was_planned(path: Path) -> None:
+    lose_files("control_markers")(path)
+    with Connection(open_namespace(str(path))) as mq:
+        plan = Repair(mq.namespace)
+        with lakemq.connect(str(path), config=QUICK) as other:
+            other.step_until_idle()
+        before = read_files(path)
+        with pytest.raises(NotLeader):
+            plan.write()
+        assert read_files(path) == before
