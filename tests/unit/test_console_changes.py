@@ -203,16 +203,16 @@ def test_commands_of_an_advice_become_links_to_changes_that_do_the_same() -> Non
         "topics create b": make_link("/change/create-topic", topic="b"),
         "delayed purge a": make_link("/change/cancel-delayed", topic="a"),
     }
-    others = ["serve", "topics describe t --keys", "topics alter a --partitions 3", "delayed release"]
-    links = list_cures(shlex.split(command) for command in (*commands, *others))
+    without = ["serve", "topics describe t --keys", "topics alter a --partitions 3", "delayed release"]
+    links = list_cures(shlex.split(command) for command in (*commands, *without))
     assert [link.href for link in links] == [*commands.values()]
 
 
 def test_offsets_are_reset_as_the_confirmation_says(busy: BusyNamespace, browser: Browser) -> None:
     page = browser.get("/change/reset-offsets", **INPUTS["reset-offsets"])
     assert table_rows(page, "Changes") == [[ORDERS, "0", "10", "0"], [ORDERS, "1", "20", "0"]]
-    one = browser.get("/change/reset-offsets", **INPUTS["reset-offsets"], partition="1")
-    assert table_rows(one, "Changes") == [[ORDERS, "1", "20", "0"]]
+    second = browser.get("/change/reset-offsets", **INPUTS["reset-offsets"], partition="1")
+    assert table_rows(second, "Changes") == [[ORDERS, "1", "20", "0"]]
     after = browser.submit(page, "/change/reset-offsets")
     assert notices(after)[0] == "The offsets are reset."
     assert [lag.committed_offset for lag in busy.mq.groups.lag(READERS)] == [0, 0]

@@ -55,7 +55,7 @@ def read_groups(console: Console, inputs: Mapping[str, Any]) -> Page:
     with console.observer.look() as observation:
         infos = [info for info in observation.groups.all() if text in info.group]
     columns = "group, protocol, state, members, partitions, lag, unacknowledged, consumption_rate, waits_for"
-    table = list_records("Groups", infos, columns, "There is no such group." if text else "There is no group yet.")
+    table = list_records("Groups", infos, columns, "No name has this text." if text else "There is no group yet.")
     return Page("Groups", [make_filter("/groups", "text in the name", text), table])
 
 

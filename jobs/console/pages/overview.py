@@ -83,7 +83,7 @@ def read_figures(console: Console) -> dict[str, float]:
 
 
 def _report(console: Console, figures: Mapping[str, float]) -> list[Part]:
-    """Say that all is well, or what is wrong and how to mend it, as `lakemq status` does."""
+    """Say that all is well and since when, or name each trouble and its cure, as `lakemq status` does."""
     checks = make_checks(console.mq, console.observer)
     findings = [run_check(name, checks[name]) for name in _CHECKS]
     if figures.get("lakemq_scrape_failed", 0) > 0:

@@ -37,7 +37,7 @@ def read_topics(console: Console, inputs: Mapping[str, Any]) -> Page:
         "Topics",
         [topic for topic in console.mq.topics.list() if text in topic.topic],
         "topic, partitions, offset_count, size, config, subscriptions, messages",
-        "There is no such topic." if text else "There is no topic yet.",
+        "No name has this text." if text else "There is no topic yet.",
         "Offsets count messages and markers of transactions. Sizes are those of data files, some seconds old.",
         size=lambda topic: format_size(sizes.get(topic.topic)),
         messages=lambda topic: Link("messages", make_link("/messages", topic=topic.topic)),
