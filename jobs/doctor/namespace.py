@@ -69,14 +69,7 @@ class Finding:
 
     def to_record(self, path: str | None) -> dict[str, object]:
         """Return it for people and programs: its commands stand in the advice, and beside it. path: the namespace."""
-        advice = write_advice(self.advice, self.commands, path)
-        return {
-            "check": self.check,
-            "state": self.state,
-            "found": self.found,
-            "advice": advice,
-            "commands": self.commands,
-        }
+        return vars(self) | {"state": self.state, "advice": write_advice(self.advice, self.commands, path)}
 
 
 # How full the disk of a namespace is: for the doctor, `lakemq status`, the console and the metrics.
