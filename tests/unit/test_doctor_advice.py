@@ -170,7 +170,8 @@ def test_rows_deleted_by_others_are_named_and_restored(healthy: Path, path: Path
     findings = find_problems(path)
     for check in ("state", "foreign commits"):
         assert table in findings[check].found
-        assert "backup" in findings[check].advice
+    assert "backup" in findings["state"].advice
+    assert findings["foreign commits"].commands == [["fsck"]]
     restore(healthy, path)
     assert not find_problems(path)
 
