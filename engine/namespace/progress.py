@@ -154,20 +154,19 @@ class Sampler:
         self._changed: dict[Subject, None] = dict.fromkeys(list_subjects(state) if state.leader else ())
         self._minute_ms, self._step_count = find_minute(state.now_ms), 0
         self._late_ms: int | None = None
-        self._list_overdue, self._decided_at_ms = list_overdue, state.now_ms
-        self._pause_ms = self._told_minute_ms = 0
-        self._overdue_groups: dict[str, None] = {}
-
-    @property
-    def _has_trouble(self) -> bool:
-        return bool(self._pause_ms or self._overdue_groups)
+        self._list_overdue = list_overdue
+        self._decided_at_ms = state.now_ms if state.leader else None
+        """When the last step was decided; None after a leader that has resigned."""
+        self._pause_ms = 0
+        self._noted_ms: dict[str, int] = {}
+        """Groups with overdue members -> the minute of their last row."""
 
     @property
     def _has_rows(self) -> bool:
-        return bool(self._changed or self._step_count or self._has_trouble)
+        return bool(self._changed or self._step_count)
 
     def take_rows(self, state: State, steps: StepBatch, tables: Mapping[str, pa.Table], is_last: bool) -> pa.Table:
-        """Return the rows of the minute before, once it has ended; none until then, but for the first trouble in it.
+        """Return the rows of the minute before, once it has ended, and those of the first trouble of this minute.
 
         Args:
             state: after `steps`.
@@ -178,21 +177,36 @@ class Sampler:
         if not self._has_rows:
             self._minute_ms = minute_ms
         self._note(state, steps, tables)
-        is_news = self._has_trouble and self._told_minute_ms < minute_ms
-        if not self._has_rows or not (is_last or is_news or minute_ms > self._minute_ms):
-            return SAMPLES.empty()
-        if is_news:
-            self._told_minute_ms = minute_ms
+        rows = self._take_trouble(state, minute_ms)
+        if self._has_rows and (is_last or minute_ms > self._minute_ms):
+            rows += self._take_minute(state, minute_ms, is_last)
+        return SAMPLES.table(rows)
+
+    def _take_trouble(self, state: State, minute_ms: int) -> list[SampleRow]:
+        """Return a row for a time without a step, and one a minute of each group with overdue members."""
+        overdue = {
+            name
+            for name, member_id in self._list_overdue()
+            if name in state.groups and member_id in state.groups[name].members
+        }
+        new = sorted(name for name in overdue if self._noted_ms.get(name) != minute_ms)
+        rows = [SampleRow(step=state.step, minute_ms=minute_ms, topic="", group=name) for name in new]
+        if pause_ms := self._pause_ms:
+            row = SampleRow(step=state.step, minute_ms=minute_ms, topic="", group="", steps=0, step_p99_ms=pause_ms)
+            rows.append(row)
+        self._pause_ms, self._noted_ms = 0, dict.fromkeys(overdue, minute_ms)
+        return rows
+
+    def _take_minute(self, state: State, minute_ms: int, is_last: bool) -> list[SampleRow]:
+        """Return the rows of what has changed. minute_ms: the minute that begins."""
         grown = {state.topic_ids[topic] for topic, group in self._changed if not group and topic in state.topic_ids}
         subjects = [*(self._changed | dict.fromkeys(_list_readers(state, grown)))]
         count = len(subjects) if is_last else MOST_SUBJECTS
         rows = [build_sample(state, subject, self._minute_ms) for subject in subjects[:count]]
-        rows += [build_sample(state, ("", group), self._minute_ms) for group in self._overdue_groups]
-        if self._step_count or self._pause_ms:
+        if self._step_count:
             rows.append(self._build_own_row(state.step))
         self._changed, self._minute_ms = dict.fromkeys(subjects[count:]), minute_ms
-        self._overdue_groups = {}
-        return SAMPLES.table(rows)
+        return rows
 
     def _note(self, state: State, steps: StepBatch, tables: Mapping[str, pa.Table]) -> None:
         for spec, columns in (
@@ -207,13 +221,12 @@ class Sampler:
             assert isinstance(placed.entry.record, DelaysReleased)
             self._late_ms = max(self._late_ms or 0, placed.entry.record.late_ms)
         for step in steps:
-            pause_ms = step.decided_at_ms - (self._decided_at_ms or step.decided_at_ms)
-            if pause_ms > state.lease_ms:
+            if (
+                self._decided_at_ms is not None
+                and (pause_ms := step.decided_at_ms - self._decided_at_ms) > state.lease_ms
+            ):
                 self._pause_ms = max(self._pause_ms, pause_ms)
             self._decided_at_ms = step.decided_at_ms
-        for group, member_id in self._list_overdue():
-            if group in state.groups and member_id in state.groups[group].members:
-                self._overdue_groups[group] = None
 
     def _build_own_row(self, step: int) -> SampleRow:
         """Return the row of the sequencer, and set its counts back."""
@@ -225,9 +238,9 @@ class Sampler:
             group="",
             steps=self._step_count,
             step_p50_ms=p50_ms,
-            step_p99_ms=max(p99_ms or 0, self._pause_ms) or p99_ms,
+            step_p99_ms=p99_ms,
             late_ms=self._late_ms,
         )
         self.took_ms.clear()
-        self._step_count, self._late_ms, self._pause_ms = 0, None, 0
+        self._step_count, self._late_ms = 0, None
         return row

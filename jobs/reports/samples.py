@@ -178,6 +178,7 @@ def _draw_own_lines(values: Mapping[str, Numbers] | None, edges: Numbers) -> dic
     lines = {name: np.full(count, np.nan) for name in ("step_p50_ms", "step_p99_ms", "late_ms")}
     if values is None:
         return {"steps": np.zeros(count), **lines}
+    values = {name: column[values["steps"] != 0] for name, column in values.items()}  # 0: a time without a step
     at = np.searchsorted(edges, np.minimum(values["minute_ms"] + MINUTE_MS, edges[-1])) - 1
     inside = at >= 0
     for name, line in lines.items():

@@ -107,10 +107,10 @@ def _report(console: Console, figures: Mapping[str, float]) -> list[Part]:
 def describe_since(console: Console) -> str:
     """Return since when all is well, by the rows of the sequencer and of overdue members in `samples`."""
     namespace = console.mq.namespace
-    columns = ("minute_ms", "group", "step_p99_ms", "late_ms")
+    columns = ("minute_ms", "group", "steps", "step_p99_ms", "late_ms")
     rows = namespace.store.open(SAMPLES).read(columns, pc.field("topic") == "").sort_by("minute_ms")
-    was_slow, was_late = pc.field("step_p99_ms") > console.mq.state().lease_ms, pc.field("late_ms") > WAITING_MS
-    troubles = rows.filter((pc.field("group") != "") | was_slow | was_late)
+    has_paused, was_late = pc.field("steps") == 0, pc.field("late_ms") > WAITING_MS
+    troubles = rows.filter((pc.field("group") != "") | has_paused | was_late)
     if not troubles.num_rows:
         return f" since at least {format_time(rows['minute_ms'][0].as_py())}" if rows.num_rows else ""
     last = troubles.slice(troubles.num_rows - 1).to_pylist()[0]
