@@ -267,17 +267,24 @@ def _mask_unbroken(logs: _Logs, found: _SegmentColumns) -> Mask:
     return mask
 
 
+def _mask_leading(found: _SegmentColumns, goes: Mask) -> Mask:
+    """Return which segments go together with all before them in their partition."""
+    stays = np.concatenate([[0], np.cumsum(~goes)])
+    mask: Mask = stays[1:] == stays[np.searchsorted(found.place, found.place)]
+    return mask
+
+
 def _find_cuts(logs: _Logs, found: _SegmentColumns, goes: Mask) -> dict[int, dict[int, int]]:
     """Return topic_id -> partition -> the offset after the last of the leading segments that all go.
 
-    A compacted segment goes if the next one with messages does.
+    A compacted segment goes if the next one with messages does. That one is the next data segment of `found` only if
+    all between go: `found` may lack segments that stay.
     """
     count = len(found.place)
     following = np.minimum.accumulate(np.where(found.kind == _DATA, np.arange(count), count)[::-1])[::-1]
     is_followed = np.append(found.place, -1)[following] == found.place
-    goes = goes & ((found.kind != _COMPACTED) | (is_followed & np.append(goes, False)[following]))
-    stays = np.concatenate([[0], np.cumsum(~goes)])
-    gone = stays[1:] == stays[np.searchsorted(found.place, found.place)]
+    follower_goes = is_followed & np.append(_mask_leading(found, goes), False)[following]
+    gone = _mask_leading(found, goes & ((found.kind != _COMPACTED) | follower_goes))
     ends = np.full(len(logs.log_starts), _NEVER)
     np.maximum.at(ends, found.place[gone], found.last[gone] + 1)
     cuts: dict[int, dict[int, int]] = {}

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from clocks import ManualClock
 from examples import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from protocol_harness import AtOnce
 from unit.served import values
@@ -169,8 +169,18 @@ def find_limits_by_segment(topic: Topic, partition: int, shapes: list[SegmentSha
     return by_age, by_size
 
 
+COMPACTED, YOUNG, MARKER, OLD = (
+    SegmentShape(4, None, is_compacted=True),
+    SegmentShape(1, NOW_MS),
+    SegmentShape(1, None),
+    SegmentShape(1, 0),
+)
+
+
 @pytest.mark.slow
 @examples(60)
+@example({(1, 0): [COMPACTED, YOUNG, MARKER, OLD]}, [0] * 9, [(100, -1)] * 3, 1)
+@example({(1, 0): [COMPACTED, YOUNG, COMPACTED, OLD]}, [0] * 9, [(100, -1)] * 3, 1)
 @given(
     some_logs,
     st.lists(st.integers(0, 12), min_size=9, max_size=9),
