@@ -240,23 +240,27 @@ def measure_final_lag_ms(store: Store, topics: Mapping[int, Topic], now_ms: int)
     """
     waiting = [topic for topic in topics.values() if (topic.final_offsets < topic.last_stable_offsets).any()]
     segments = _read_segments(store, waiting)
-    chosen = [_choose_segments(t, segments.filter(pc.field("topic_id") == t.topic_id)) for t in waiting]
-    steps = [step for part in chosen for step in _find_due_steps(part)]
+    steps = list[int]()
+    for topic in waiting:
+        of_topic = segments.filter(pc.field("topic_id") == topic.topic_id)
+        steps += _find_due_steps(_choose_segments(topic, of_topic), of_topic)
     if not steps:
         return 0
     times = store.open(JOURNAL).read(["decided_at_ms"], pc.field("step") >= min(steps), step=(min(steps), None))
     return max(0, now_ms - pc.min(times.column("decided_at_ms")).as_py()) if times.num_rows else 0
 
 
-def _find_due_steps(chosen: pa.Table) -> Iterator[int]:
-    """Yield for each partition the step from which on the first of these segments could be final.
+def _find_due_steps(chosen: pa.Table, segments: pa.Table) -> Iterator[int]:
+    """Yield for each partition the step from which on the first of the chosen segments could be final.
 
-    That is its own, or the end of the last transaction that began before it: until then it was not stable.
+    That is its own, or the end of the last transaction that began before it: until then it was not stable. The marker
+    of that end may be after the last stable offset, so `segments` has all of the topic.
     """
+    markers = segments.filter(pc.field("first_offset").is_valid()).sort_by("first_offset")
     for number in pc.unique(chosen.column("partition")).to_pylist():
-        of_partition = chosen.filter(pc.field("partition") == number)
-        ends = of_partition.filter(pc.field("first_offset").is_valid()).sort_by("first_offset")
-        step, base = (of_partition.column(name).to_numpy() for name in ("step", "base_offset"))
+        of_partition = pc.field("partition") == number
+        ends = markers.filter(of_partition)
+        step, base = (chosen.filter(of_partition).column(name).to_numpy() for name in ("step", "base_offset"))
         last_ends = np.maximum.accumulate(np.append(0, ends.column("step").to_numpy()))
         begun = np.searchsorted(ends.column("first_offset").to_numpy(), base, "right")
         yield int(np.maximum(step, last_ends[begun]).min())

@@ -459,12 +459,19 @@ def test_messages_that_do_not_become_final_are_a_finding(tmp_path: Path) -> None
 
 def test_messages_could_be_final_since_no_transaction_that_began_before_is_open(tmp_path: Path) -> None:
     clock, config = MovableClock(), {**CONFIG, "final.interval.ms": 86_400_000}
-    with serve(tmp_path / "mq", clock, config) as mq, mq.producer("tx", transaction_timeout_ms=900_000) as producer:
+    with (
+        serve(tmp_path / "mq", clock, config) as mq,
+        mq.producer("tx", transaction_timeout_ms=900_000) as producer,
+        mq.producer("later", transaction_timeout_ms=900_000) as later,
+    ):
         mq.topics.create("a", 2)
         producer.begin_transaction()
-        producer.send("a", "1", partition=0).result()
+        for partition in (0, 1):
+            producer.send("a", "1", partition=partition).result()
         mq.publish("a", pa.table({"value": ["2"], "partition": [0]}))
         clock.ahead_ms += 600_000
+        later.begin_transaction()  # it stays open, so that the end of the first is beyond the last stable offset
+        later.send("a", "2", partition=1).result()
 
         def measure_lag_ms() -> int:
             wait_for_files(mq)
