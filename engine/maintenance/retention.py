@@ -43,8 +43,9 @@ _ROWS_AT_ONCE = 1 << 16
 
 _FOUND_BY = ("kind", "topic_id", "partition", "base_offset", "last_offset")
 
-_OF_LOG = pa.array(["data", COMPACTED, "commit", "abort"])
-_DATA, _COMPACTED = 0, 1
+_KINDS = pa.array(["data", COMPACTED, "commit", "abort"])
+"""Kinds of rows of `segments` that take offsets. `_SegmentColumns.kind` holds indices of this array."""
+_DATA, _COMPACTED = (_KINDS.index(kind).as_py() for kind in ("data", COMPACTED))
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class _Logs:
 
 @dataclass(frozen=True)
 class _SegmentColumns:
-    """Segments as columns: number of the partition, first and last offset, bytes, index of the kind in _OF_LOG."""
+    """Segments as columns: number of the partition, first and last offset, bytes, index of the kind in _KINDS."""
 
     place: Numbers
     base: Numbers
@@ -232,7 +233,7 @@ def _read_rows(
 
     To read small files one by one takes three times as long.
     """
-    of_log = pc.field("kind").isin(_OF_LOG)
+    of_log = pc.field("kind").isin(_KINDS)
     first = row_count = 0
     for end, file in enumerate(files, 1):
         row_count += file.record_count
@@ -252,7 +253,7 @@ def _select_segments(
     start = logs.log_starts[np.where(chosen, place, 0)]
     chosen &= last >= start
     size = np.zeros(len(base)) if bytes_per_row is None else bytes_per_row * (last + 1 - np.maximum(base, start))
-    kind = pc.index_in(rows.column("kind"), _OF_LOG).to_numpy()
+    kind = pc.index_in(rows.column("kind"), _KINDS).to_numpy()
     sizes = np.ceil(size[chosen]).astype(np.int64)
     return _SegmentColumns(place[chosen], base[chosen], last[chosen], sizes, kind[chosen])
 
