@@ -154,7 +154,7 @@ class QueueReader:
         bytes are read when the user asks. The next request comes after that. It asks for as many messages, less those
         that are acquired already and still unshown.
         """
-        owned = self._find_owned()
+        owned = self._member.find_owned(self._take_view())
         is_auto_ack = self._settings.is_auto_ack
         if self.acks_previous and is_auto_ack:
             for tracker in self._trackers.values():
@@ -181,11 +181,8 @@ class QueueReader:
         batch.ownership = self._member.find_ownership(ends)
         return batch
 
-    def _find_owned(self) -> dict[TopicPartition, OwnedPartition]:
-        """Return the member's partitions: as `begin_poll` has just read them, if nothing has happened since.
-
-        Take in the settings and the time of the newest step.
-        """
+    def _take_view(self) -> MembershipView:
+        """Take the view of `begin_poll`, or a new one if that was taken, and note its settings and time."""
         view, self._view = self._view, None
         if view is None:
             self._ack_sender.collect_answers()
@@ -195,7 +192,7 @@ class QueueReader:
             self._newest_step = view.step, view.now_ms, self._now_ms
         if view.queue_settings is not None:
             self._settings, self._parts.fetcher.isolation = view.queue_settings, view.queue_settings.isolation
-        return self._member.find_owned(view)
+        return view
 
     def count_open(self) -> int:
         """Return how many shown messages have no outcome yet."""
