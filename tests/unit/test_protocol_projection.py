@@ -6,6 +6,7 @@ The steps are those of the stories of `tests/golden`.
 import random
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -29,8 +30,8 @@ from lakemq.tables.storage.delta.store import select_newest
 @cache
 def tell_stories() -> list[Harness]:
     """Return the namespace of each story at its end, and of one with what no story has. Tests only read them."""
-    told = [story for story in STORIES if not any("as_if" in word for line in story["story"] for word in line)]
-    return [*(play(*story["story"]).mq for story in told), tell_of_files()]
+    replayable = [story for story in STORIES if not any("as_if" in word for line in story["story"] for word in line)]
+    return [*(play(*story["story"]).mq for story in replayable), tell_of_files()]
 
 
 def tell_of_files() -> Harness:
@@ -64,7 +65,7 @@ def test_state_restored_from_projections_equals_the_replay() -> None:
     A reader knows everything about topics, also where transactions are open. A member follows groups without knowing
     transactions.
     """
-    chance, kinds = random.Random(7), set[str]()
+    chance = random.Random(7)
     for mq in tell_stories():
         cut, expected = chance.randint(0, len(mq.steps)), replay(mq)
         state, tables = State(), Tables()
@@ -79,8 +80,6 @@ def test_state_restored_from_projections_equals_the_replay() -> None:
         add_pass(tables, machine.replay(state, mq.steps[cut:]), mq.steps[cut:])
         assert plain(restored(mark_of(state), tables)) == expected
         check_tables_are_those_of_one_pass(mq, tables)
-        kinds |= {entry.record.kind for step in mq.steps for entry in step.entries}
-    assert kinds == {str(kind.__struct_config__.tag) for kind in machine.EVOLVE}, "the stories have every kind"
 
 
 def check_tables_are_those_of_one_pass(mq: Harness, tables: Tables) -> None:
@@ -129,7 +128,14 @@ def note_all_rows(state: State) -> State:
 
 @pytest.mark.slow
 def test_a_step_notes_all_rows_that_it_changes() -> None:
-    for mq in tell_stories()[::5]:
+    """Not all stories: only those in which a step has two kinds of records that no step before has together."""
+    seen = set[tuple[str, str]]()
+    for mq in tell_stories():
+        kinds_of_steps = [{entry.record.kind for entry in step.entries} for step in mq.steps]
+        pairs = {pair for kinds in kinds_of_steps for pair in product(kinds, repeat=2)}
+        if pairs <= seen:
+            continue
+        seen |= pairs
         state = State()
         before: dict[str, dict[Any, Any]] = {}
         for step in mq.steps:
@@ -140,6 +146,7 @@ def test_a_step_notes_all_rows_that_it_changes() -> None:
                 changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
                 assert changed <= noted_rows.get(name, {}).keys(), (name, [entry.record.kind for entry in step.entries])
             before = now
+    assert {kind for kind, _ in seen} == {str(kind.__struct_config__.tag) for kind in machine.EVOLVE}
 
 
 def test_a_follower_keeps_neither_a_list_of_changes_nor_answers() -> None:
