@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from golden.story import Story
@@ -18,6 +19,7 @@ from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup
 from lakemq.engine.protocol.values.journal import StepBatch
 from lakemq.engine.protocol.values.state import State
 from lakemq.jobs.console.pages.overview import describe_since
+from lakemq.jobs.reports.samples import read_samples
 from lakemq.tables.specs.journal import SAMPLES
 from lakemq.testing import MovableClock
 
@@ -121,6 +123,19 @@ def test_no_pause_is_noted_after_a_leader_that_has_resigned(story: Story) -> Non
     successor = Leader(story)
     go_on_to(story, 62)
     assert successor.find_trouble() == []
+
+
+def test_pause_is_not_drawn_as_a_time_of_steps(story: Story) -> None:
+    leader = Leader(story)
+    leader.sampler.took_ms.extend([5, 5, 7])
+    story.tell({"publish": {"t-0": 5}})
+    assert leader.write() == []
+    go_on_to(story, 480)
+    stored = SAMPLES.table(SAMPLES.row(**row) for row in leader.write())
+    handle: Any = SimpleNamespace(read=lambda columns, where: stored.select(columns))
+    lines = read_samples(handle, MINUTE_MS, 482 * MINUTE_MS)
+    assert np.nanmax(lines.step_p50_ms) == 5
+    assert np.nanmax(lines.step_p99_ms) == 6
 
 
 def test_group_has_a_row_for_each_minute_with_overdue_members(story: Story) -> None:
