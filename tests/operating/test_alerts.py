@@ -45,6 +45,7 @@ RULES = yaml.safe_load((CHECKOUT / "conf/monitoring/prometheus-alerts.yaml").rea
 DASHBOARD = json.loads((CHECKOUT / "conf/monitoring/grafana-dashboard.json").read_text(encoding="utf-8"))
 ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
 PATIENCE_S = 400
+JOB = "lakemq"
 pytestmark = pytest.mark.timeout(2 * PATIENCE_S)
 
 ALERTS_OF_CHECKS = {
@@ -146,7 +147,7 @@ def watched(disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wa
         (serving,) = mq._open.serving
         metrics_port = stack.enter_context(server.serve_metrics(mq, "127.0.0.1", 0, serving))
         (folder / "alerts.yaml").write_text(shorten(RULES))
-        scrape = {"job_name": "lakemq", "static_configs": [{"targets": [f"127.0.0.1:{metrics_port}"]}]}
+        scrape = {"job_name": JOB, "static_configs": [{"targets": [f"127.0.0.1:{metrics_port}"]}]}
         scraping = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         configuration = {"global": scraping, "rule_files": ["alerts.yaml"], "scrape_configs": [scrape]}
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
@@ -216,11 +217,11 @@ def test_what_clients_do_wrong_fires_alerts(watched: Watched) -> None:
 
 
 def list_panels() -> Iterator[tuple[str, str]]:
-    """Yield the title and the expression of each query of the dashboard, for all processes and topics."""
+    """Yield the title and the expression of each query of the dashboard, for all processes and topics of the job."""
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
             expression = target["expr"].replace("$__rate_interval", "15s")
-            yield panel["title"], re.sub(r"\$(instance|topic)", ".+", expression)
+            yield panel["title"], re.sub(r"\$(instance|topic)", ".+", expression.replace("$job", JOB))
 
 
 def test_each_panel_of_the_dashboard_has_a_value(watched: Watched) -> None:

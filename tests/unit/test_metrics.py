@@ -126,6 +126,15 @@ def test_the_dashboard_and_the_alerts_name_only_metrics_that_exist(scrape: Calla
         assert expression.count("(") == expression.count(")"), expression
 
 
+def test_each_query_of_the_dashboard_reads_the_job_that_is_chosen() -> None:
+    job, *others = [variable for variable in DASHBOARD["templating"]["list"] if "datasource" in variable]
+    assert job["query"]["query"] == "label_values(lakemq_steps_total, job)"
+    assert not job.keys() & {"multi", "includeAll"}, "sums would add up what namespaces have"
+    panels = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    for expression in [*panels, *(variable["query"]["query"] for variable in others)]:
+        assert re.findall(r'\b(?:lakemq|process)_\w+\b(?!\{job="\$job"[,}])', expression) == [], expression
+
+
 def test_the_page_lists_every_metric_and_no_other(scrape: Callable[[], str]) -> None:
     page = (CHECKOUT / "docs/metrics.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`lakemq_[^|]+) \|", page, re.MULTILINE)
