@@ -181,6 +181,7 @@ class WebApplication:
             path=path,
             silence="" if is_open else self._console.describe_silence(),
             namespace="" if is_open else self._console.mq.namespace.path,
+            identity="" if is_open else self._console.identity,
             others=[] if is_open else [Link(*other) for other in self._roots.items() if other[1] != self.root],
             allow_changes=self._console.settings.allow_changes,
             refresh=refresh_s,
@@ -220,6 +221,8 @@ class WebApplication:
 
         def read() -> Page:
             inputs = _pick_inputs(change, form)
+            if "namespace" in form:  # a link has none: this page is the first that says what would change
+                self._console.check_identity(form["namespace"])
             self._console.check_leader()
             fields = [Field(field, field, value, is_hidden=True) for field, value in inputs.items()]
             parts = change.preview(self._console, inputs)
@@ -241,6 +244,7 @@ class WebApplication:
 
         def apply() -> Page:
             inputs = _pick_inputs(change, form)
+            self._console.check_identity(form.get("namespace", ""))
             self._console.check_leader()
             visitor = guard.find_visitor(request.headers, self._console.settings) or "visitor"
             address = request.client.host if request.client else "unknown"
@@ -331,7 +335,7 @@ def _serve_file(path: str, media_type: str) -> Callable[[Request], Response]:
 
 def _pick_inputs(change: Change, inputs: Inputs) -> dict[str, str]:
     """Return the inputs of a change, within their lengths. Raises BadInput, also if there is any other."""
-    check_names(inputs, (*change.fields,))
+    check_names(inputs, (*change.fields, "namespace"))
     return {name: read_text(inputs, name, "") for name in change.fields}
 
 

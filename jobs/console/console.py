@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import re
@@ -163,6 +164,26 @@ class Console:
     examine: Callable[[], Sequence[Finding]]
     query_limits: QueryLimits = QUERY_LIMITS
     _query_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def place(self) -> str:
+        """Where the namespace is: its URI, or the path of its folder without links."""
+        root = self.mq.namespace.files.root
+        return root if "://" in root else os.path.realpath(root)
+
+    @property
+    def identity(self) -> str:
+        """A text that no other namespace has: neither a copy elsewhere, nor one that is created again here."""
+        text = f"{self.mq.namespace.namespace_id} {self.place}"
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+    def check_identity(self, identity: str) -> None:
+        """Raise NotPossible if a form was drawn for another namespace, which had this address before."""
+        if identity != self.identity:
+            raise NotPossible(
+                f"Nothing was changed, because this form is not of {self.place}, which is at this address now. Another"
+                " namespace was here before. Open the page again."
+            )
 
     def run_sql(self, text: str) -> BoundedResult:
         """Run a visitor's query over the tables as of the last projection, in a process within `query_limits`.

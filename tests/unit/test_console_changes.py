@@ -4,6 +4,7 @@ import html
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -325,6 +326,25 @@ def test_bad_inputs_of_changes_are_refused(browser: Browser) -> None:
     ):
         assert reason in notices(browser.get(f"/change/{name}", 400, **inputs))[0]
     assert notices(browser.get("/change/nosuch", 404))
+
+
+def test_a_form_changes_no_other_namespace_that_has_come_to_its_address(
+    busy: BusyNamespace, browser: Browser, tmp_path: Path
+) -> None:
+    asked = browser.get("/topic", name=ORDERS)
+    confirmed = browser.get("/change/delete-topic", topic=ORDERS)
+    with served(tmp_path) as other:
+        other.topics.create(ORDERS)
+        with open_browser(other, allow_changes=True) as visitor:
+            for page, action in ((asked, "/preview/publish"), (confirmed, "/change/delete-topic")):
+                refused = visitor.submit(page, action, 409)
+                assert notices(refused)[0].startswith("Nothing was changed, because this form is not of ")
+                assert other.namespace.path in notices(refused)[0]
+            assert visitor.client.post("/change/delete-topic", data={"topic": ORDERS}).status_code == 409
+            assert other.topics.describe(ORDERS).end_offsets == [0]
+            visitor.confirm("delete-topic", topic=ORDERS)
+            assert other.topics.list() == []
+    assert ORDERS in [topic.topic for topic in busy.mq.topics.list()]
 
 
 def test_nothing_can_be_changed_without_a_sequencer(tmp_path_factory: pytest.TempPathFactory) -> None:
