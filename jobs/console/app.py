@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -284,7 +285,8 @@ class WebApplication:
 
 def build_app(consoles: Sequence[tuple[Console, CollectorRegistry]]) -> guard.Guard:
     """Return the ASGI application of consoles, with the guard in front. Several have their names in addresses."""
-    roots = _choose_roots([console.mq.namespace.path for console, _ in consoles])
+    paths = [console.mq.namespace.path for console, _ in consoles]
+    roots = dict(zip(paths, choose_roots([(console.place, console.identity) for console, _ in consoles]), strict=True))
     applications = [WebApplication(console, registry, roots) for console, registry in consoles]
     first = applications[0]
     routes = [
@@ -298,15 +300,27 @@ def build_app(consoles: Sequence[tuple[Console, CollectorRegistry]]) -> guard.Gu
     return guard.Guard(app, consoles[0][0].settings)
 
 
-def _choose_roots(paths: Sequence[str]) -> dict[str, str]:
-    """Return namespace -> the beginning of its addresses: the name of its folder; nothing if it is the only one."""
-    roots: dict[str, str] = {}
-    for path in paths:
-        root = "/" + re.sub(r"[^\w.-]", "-", path.rstrip("/").rpartition("/")[2], flags=re.ASCII)
-        while root in roots.values():
-            root += "-2"
-        roots[path] = root
-    return roots if paths[1:] else {paths[0]: ""}
+def choose_roots(namespaces: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the beginning of the addresses of each namespace's pages: of one with this place and identity.
+
+    It is empty for a single one. Else it is the name of the folder, with those above as far as others have the name,
+    too. So it does not depend on the order of the namespaces.
+    """
+    if not namespaces[1:]:
+        return [""]
+    names = [_list_names(place) for place, _ in namespaces]
+    counts = Counter(name for of_one in names for name in of_one)
+    return [
+        "/" + next((name for name in of_one if counts[name] == 1), f"{of_one[-1]}-{identity}")
+        for of_one, (_, identity) in zip(names, namespaces, strict=True)
+    ]
+
+
+def _list_names(place: str) -> list[str]:
+    """Return the name of a folder as a part of addresses, then those with folders above it."""
+    folders = (re.sub(r"[^\w.-]", "-", folder, flags=re.ASCII).strip(".-") for folder in place.split("/"))
+    words = [folder for folder in folders if folder] or ["namespace"]
+    return ["-".join(words[start:]) for start in reversed(range(len(words)))]
 
 
 async def _read_form(request: Request) -> dict[str, Any]:

@@ -17,13 +17,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from typer.testing import CliRunner
-from unit.browsing import Browser, notices, open_browser
+from unit.browsing import Browser, form_fields, notices, open_browser
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.process import new_client_id
 from lakemq.errors import InvalidConfig
 from lakemq.jobs.cli import app
+from lakemq.jobs.console.app import choose_roots
 from lakemq.jobs.console.console import TOKEN_VARIABLE, ConsoleSettings, is_loopback, make_settings
 from lakemq.jobs.console.guard import (
     MAX_BODY_BYTES,
@@ -225,6 +226,22 @@ def test_loopback_is_known_by_number_and_name() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "", "localhost.example", "127.0.0.1.example", "1270.0.0.1")))
 
 
+@pytest.mark.parametrize(
+    ("namespaces", "expected"),
+    [
+        (["/data/mq"], [""]),
+        (["/data/mq", "s3://bucket/other 1"], ["/mq", "/other-1"]),
+        (["/a/mq", "/b/mq", "/mq.d/.two..", "/"], ["/a-mq", "/b-mq", "/two", "/namespace"]),
+        (["/x/a/mq", "/y/a/mq", "/y/a-mq"], ["/x-a-mq", "/y-a-mq-1", "/y-a-mq-2"]),
+        (["/a/mq", "/mq"], ["/a-mq", "/mq-1"]),
+    ],
+)
+def test_addresses_of_namespaces_have_distinct_names_in_any_order(namespaces: list[str], expected: list[str]) -> None:
+    named = list(zip(namespaces, map(str, range(len(namespaces))), strict=True))
+    assert choose_roots(named) == expected
+    assert choose_roots(named[::-1]) == expected[::-1]
+
+
 # -- a real console -------------------------------------------------------------------------------------
 
 
@@ -290,27 +307,29 @@ def test_console_shows_several_namespaces_at_one_port_to_those_who_have_the_toke
         lakemq.connect(path, create=True).close()
     token = tmp_path / "token"
     token.write_text(TOKEN)
-    spellings = [f"{paths[0]}/", "console", f"{tmp_path}/a/../b/mq", *paths[1:], paths[0]]
+    spellings = [f"{paths[0]}/", "console", f"{tmp_path}/a/../b/mq", *paths[1:], "."]
     command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", *spellings, f"--token-file={token}", "--port=0"]
     with (
         lakemq.connect(paths[1]) as mq,
         mq.serving(),
-        subprocess.Popen([*command, "--allow-changes"], stderr=subprocess.PIPE, text=True) as process,
+        subprocess.Popen([*command, "--allow-changes"], stderr=subprocess.PIPE, text=True, cwd=paths[0]) as process,
     ):
         try:
             (address,) = set(_wait_for_addresses(process, 2))
             with httpx.Client(base_url=address, timeout=60, headers={"Accept": "text/html"}) as client:
-                roots = ["/mq", "/mq-2", "/two-2"]
-                for path in ("/", "/mq/", "/mq-2/topics", "/mq/metrics", "/two-2/login", "/none"):
+                roots = ["/a-mq", "/b-mq", "/two-2"]
+                for path in ("/", "/a-mq/", "/b-mq/topics", "/a-mq/metrics", "/two-2/login", "/none"):
                     assert client.get(path).headers["location"] == "/login", path
                     assert client.post(path).status_code == 401, path
                 assert not any(name in client.get("/login").text for name in (*paths, *roots))
                 client.follow_redirects = True
-                assert client.post("login", data={"token": TOKEN}).url.path == "/mq/"
-                for root, path in zip(roots, paths, strict=True):
+                assert client.post("login", data={"token": TOKEN}).url.path == "/a-mq/"
+                for root, path in zip(roots, [".", *paths[1:]], strict=True):
                     page = client.get(f"{root}/topics").text
                     assert f'<span class="namespace">{path}</span>' in page
-                    others = [f'<a href="{r}/">{p}</a>' for r, p in zip(roots, paths, strict=True) if r != root]
+                    others = [
+                        f'<a href="{r}/">{p}</a>' for r, p in zip(roots, [".", *paths[1:]], strict=True) if r != root
+                    ]
                     assert all(other in page for other in others), "the pages lead to each other"
                     addresses = re.findall(r'(?:href|action)="(/[^"]*)"', page)
                     known = ("/static/", *(f"{r}/" for r in roots))
@@ -321,9 +340,9 @@ def test_console_shows_several_namespaces_at_one_port_to_those_who_have_the_toke
                     assert f'href="{root}/topics"' in client.get(f"{root}/none").text
                 assert client.get("/none").status_code == 404
                 made = {"topic": "made", "partitions": "1"}
-                page = client.get("/mq-2/change/create-topic", params=made).text
-                assert 'action="/mq-2/change/create-topic"' in page
-                assert client.post("/mq-2/change/create-topic", data=made).url.path == "/mq-2/topic"
+                create = "/b-mq/change/create-topic"
+                fields = form_fields(client.get(create, params=made).text, create)
+                assert client.post(create, data=fields).url.path == "/b-mq/topic"
                 assert [topic.topic for topic in mq.topics.list()] == ["made"]
         finally:
             process.send_signal(signal.SIGTERM)
