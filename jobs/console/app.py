@@ -293,7 +293,11 @@ def build_app(consoles: Sequence[tuple[Console, CollectorRegistry]]) -> guard.Gu
         Route(guard.LOGIN, first.show_login),
         Route(guard.LOGIN, first.log_in, methods=["POST"]),
         *(Route(path, _serve_file(path, media_type)) for path, media_type in guard.STATIC.items()),
-        *([Route("/", lambda request: RedirectResponse(f"{first.root}/"))] if first.root else []),
+        *(
+            [Route("/", lambda request: RedirectResponse(request.url.replace(path=f"{first.root}/")))]
+            if first.root
+            else []
+        ),
         *(Mount(application.root, application.make_app()) for application in applications),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: first.explain_http_error})

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -92,6 +92,9 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS.items():
                     headers[name] = value
+                if "location" in headers:  # behind a proxy with TLS, this process does not know the whole address
+                    target = urlsplit(headers["location"])
+                    headers["location"] = urlunsplit(("", "", f"/{target.path.lstrip('/')}", target.query, ""))
             await send(message)
 
         refusal = self._refuse(scope)

@@ -324,6 +324,14 @@ def test_console_shows_several_namespaces_at_one_port_to_those_who_have_the_toke
                 assert not any(name in client.get("/login").text for name in (*paths, *roots))
                 client.follow_redirects = True
                 assert client.post("login", data={"token": TOKEN}).url.path == "/a-mq/"
+                client.follow_redirects = False
+                redirects = {
+                    "/a-mq": "/a-mq/",
+                    "/?refresh=5": "/a-mq/?refresh=5",
+                    "/b-mq/topics/?text=a": "/b-mq/topics?text=a",
+                }
+                assert {path: client.get(path).headers["location"] for path in redirects} == redirects
+                client.follow_redirects = True
                 for root, path in zip(roots, [".", *paths[1:]], strict=True):
                     page = client.get(f"{root}/topics").text
                     assert f'<span class="namespace">{path}</span>' in page
