@@ -55,7 +55,11 @@ class SampleRow:
         nullable=True,
     )
     lag: int | None = column(INT64, "Group: offsets that are left for it at the end of the minute.", nullable=True)
-    steps: int | None = column(INT64, "Sequencer: steps decided in the minute, without renewals. 0: none came for longer than the lease.", nullable=True)
+    steps: int | None = column(
+        INT64,
+        "Sequencer: steps decided in the minute, without renewals. 0: none came for longer than the lease.",
+        nullable=True,
+    )
     step_p50_ms: int | None = column(INT64, "Sequencer: how long half of its steps took at most.", nullable=True)
     step_p99_ms: int | None = column(
         INT64,
