@@ -141,7 +141,7 @@ class FinalTable:
         self.compaction.end_pass(rows.column("file_id"), live.now_ms)
         step = min(settled_step, self._synced.find(now_ms - self._hold_ms))
         is_changed |= self._switch(segments, _list_switchable_rows(rows, read_step, final, missing), live, step)
-        is_waiting = pc.any(pc.equal(rows.column("kind"), FINAL_PENDING)).as_py()
+        is_waiting = FINAL_PENDING in rows.column("kind").unique().to_pylist()
         # Files that were switched a moment ago are merged after the hold, also if nothing becomes final until then.
         is_waiting |= self.compaction.is_waiting or not self._switched.is_settled(now_ms - self._hold_ms)
         self._due_at_ms = self._clock.steady_ms() + self._hold_ms if is_waiting else None

@@ -81,6 +81,7 @@ _PLACED = (SEGMENTS, REJECTED_ROWS)
 """Logs whose rows merges change: a decided row may name a place where its messages no longer are."""
 _REPAIR = "Stop the sequencer, then repair the tables."
 _RESTORE = "Beyond repair. Restore the namespace from a backup, with lakemq restore."
+_UPGRADE = "Repair it with the version of LakeMQ that wrote the tables, or a later one."
 _SLACK_MS = 2_000
 _SOME = 5
 
@@ -115,6 +116,10 @@ class _PlannedTable(TableHandle):
         self.foreign, self.refusal, self.intact_version = list[str](), "", self.version
         self._stored = {file.path: file for file in TableHandle.files(self)}
         planned = self._undo_foreign_commits()
+        try:
+            self._check_version(self.version)
+        except OSError as error:  # another program has changed the protocol
+            self.refusal = str(error)
         self.lost = [file for file in planned.values() if not self._is_whole(file)]
         self.planned = {path: file for path, file in planned.items() if file not in self.lost}
 
@@ -221,8 +226,10 @@ class Repair:
             try:
                 if not spec.is_open_to_writers:
                     self._tables[spec.name] = _PlannedTable(self._store, spec)
-            except (NotATable, NewerTable) as error:
+            except NotATable as error:
                 self._refuse(spec.name, f"its log is lost or damaged: {error}")
+            except NewerTable as error:
+                self.damages.append(Damage(spec.name, str(error), _UPGRADE))
         if not self.is_possible:
             return
         self._watermark = read_newest_watermark(self._store, self._tables[WATERMARKS.name])
@@ -262,16 +269,17 @@ class Repair:
     def _plan_journal(self) -> list[Step]:
         """Plan to add the steps that only objects have. Return all steps that the journal then has."""
         journal = self._tables[JOURNAL.name]
-        steps = {step.step: step for step in decode_steps(journal.read(step=(None, self._last)))}
+        newest = max(self._last, journal.last_step())  # a pass may have ended before its watermark
+        steps = {step.step: step for step in decode_steps(journal.read(step=(None, newest)))}
         unwritten = dict[int, Step]()
         for number in list_steps(self._files):
-            if 0 < number <= self._last and number not in steps:
+            if 0 < number <= newest and number not in steps:
                 with suppress(FileNotFoundError, ValueError):
                     unwritten[number] = decode_step_object(self._files.get(step_name(number)))[1]
         begins = [_bounds(file)[0] for file in (*journal.files(), *journal.lost)]
-        begin = min([*begins, journal.last_step() + 1 if self._is_old[JOURNAL.name] else self._last + 1])
+        begin = min([*begins, journal.last_step() + 1 if self._is_old[JOURNAL.name] else newest + 1])
         available = steps | unwritten
-        if gaps := [number for number in range(begin, self._last + 1) if number not in available]:
+        if gaps := [number for number in range(begin, newest + 1) if number not in available]:
             self._refuse(JOURNAL.name, "steps are missing", f"what steps {gaps[0]} to {gaps[-1]} decided")
         if journal.lost or self._is_old[JOURNAL.name]:
             journal.added = encode_steps([unwritten[n] for n in sorted(unwritten) if n >= begin])
@@ -396,7 +404,8 @@ class Repair:
             for name in sorted(self._tables, key=lambda name: name != MESSAGES.name):  # segments need its files
                 renew()
                 table, is_old = self._tables[name], self._is_old[name]
-                written += [name] if table.write(self._least.get(name, 0), self._last if is_old else None) else []
+                last_step = max(table.last_step(), self._last) if is_old else None
+                written += [name] if table.write(self._least.get(name, 0), last_step) else []
                 if name == FINAL_MESSAGES.name and self._is_final_missing:
                     written += [name] if name not in written else []
                     # after the lost versions, so that a stream that has read these gets all files

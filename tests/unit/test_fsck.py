@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -351,6 +353,49 @@ def test_a_repair_that_is_killed_at_any_write_is_repeated(
         assert [name for name in before if after[name] != before[name]] == [], number
         shutil.rmtree(path)
     assert number > 15
+
+
+DIE_IN_A_PASS = """
+import os, sys
+import pyarrow as pa
+import lakemq
+from lakemq.engine.sequencer.projector import Projector
+
+append = Projector._append
+
+def append_or_die(self, name, rows, *arguments):
+    if name == "watermarks" and rows.num_rows and os.path.exists(sys.argv[1] + ".die"):
+        os._exit(9)
+    return append(self, name, rows, *arguments)
+
+Projector._append = append_or_die
+with lakemq.connect(sys.argv[1], config={"project.interval.ms": 50, "final.interval.ms": 50}) as mq, mq.serving():
+    mq.publish("t", pa.table({"value": ["projected"]}))
+    open(sys.argv[1] + ".die", "w").close()
+    mq.publish("t", pa.table({"key": ["b"] * 3, "value": ["dead"] * 3}))
+    mq.step_until_idle(60_000)
+"""
+"""A leader that dies when its last pass has written all tables, but not the watermark."""
+
+
+@pytest.mark.parametrize("table", ["segments", "journal"])
+def test_rows_beyond_the_watermark_are_neither_lost_nor_doubled_by_a_repair(path: Path, table: str) -> None:
+    if table == "segments":
+        restore_version("segments", 1)(path)
+        damaged = DeltaTable(str(path / "segments")).version()
+        with lakemq.connect(str(path), config=QUICK) as mq, mq.serving():
+            mq.publish("t", pa.table({"key": ["a"], "value": ["after"]}))
+            until(lambda: DeltaTable(str(path / "segments")).version() > damaged)
+    assert subprocess.run([sys.executable, "-c", DIE_IN_A_PASS, str(path)], timeout=120).returncode == 9
+    if table == "journal":
+        max(list_live_files(path, table), key=lambda file: pq.read_table(file)["step"].to_pylist()).unlink()
+    assert fsck(path, "--repair")[0] == 6
+    with lakemq.connect(str(path), config=QUICK) as mq, mq.serving():
+        mq.publish("t", pa.table({"value": ["next"]}))
+        until(lambda: are_all_final(mq))
+        (row,) = mq.sql("SELECT count(*) AS count FROM log_committed", wait_ms=60_000).to_pylist()
+        assert row["count"] == len(mq.fetch("t"))
+    assert fsck(path)[0] == 0
 
 
 def test_a_repair_beside_a_leader_is_refused_and_a_check_is_not(path: Path) -> None:
