@@ -1,6 +1,7 @@
 """`with mq.transaction(...)`, and what operators can do with transactions."""
 
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ from unit.served import CONFIG, everything, new_topic, read_committed_offset, va
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import (
     IllegalState,
     InvalidConfig,
@@ -18,6 +20,7 @@ from lakemq.errors import (
     LakeMQError,
     MessageTooLarge,
     ProducerFenced,
+    RequestTimedOut,
     TransactionAbortable,
     UnknownTopicOrPartition,
 )
@@ -136,6 +139,36 @@ def test_micro_batch_is_published_once(mq: Connection, topic: str):
         with pytest.raises(ProducerFenced):
             batch(mq, 3)
     assert values(mq, topic) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_unanswered_commit_of_a_block_is_published_once_by_its_repeat(
+    mq: Connection, topic: str, decided: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """The id is initialised again. The batch is repeated, or known to be committed."""
+    ask, losses = mq.requester.submit_all, ["commit", "abort"]
+
+    def submit_all(requests):
+        if not (losses and isinstance(requests[-1][0], EndTransaction)):
+            return ask(requests)
+        losses.pop()
+        if decided and requests[-1][0].commit:
+            [future.result() for future in ask(requests)]
+        lost: list[Future] = [Future() for _ in requests]
+        [future.set_exception(RequestTimedOut()) for future in lost]
+        return lost
+
+    def batch() -> bool:
+        with mq.transaction(f"{topic}-id", batch_id=7) as transaction:
+            monkeypatch.setattr(transaction._manager, "_answer_timeout_ms", -1)
+            transaction.publish(topic, rows("seven"))
+        return transaction.replayed
+
+    monkeypatch.setattr(mq.requester, "submit_all", submit_all)
+    with pytest.raises(RequestTimedOut):
+        batch()
+    assert batch() is decided
+    assert (losses, values(mq, topic)) == ([], ["seven"])
 
 
 def test_released_transaction_says_how_to_get_a_new_one(mq: Connection, topic: str):
