@@ -139,6 +139,17 @@ def test_idle_group_has_no_spans(mq: Connection, exporter: InMemorySpanExporter)
     assert exporter.get_finished_spans() == ()
 
 
+def test_flush_has_a_span_if_there_are_acknowledgements(mq: Connection, exporter: InMemorySpanExporter) -> None:
+    topic = new_topic(mq)
+    mq.publish(topic, pa.table({"value": ["x"]}))
+    with mq.consumer(topic, topics=[topic], protocol="queue") as consumer:
+        consumer.ack(*consumer.poll(timeout_ms=20_000))
+        consumer.flush()
+        consumer.flush()
+    (commit,) = spans_named(exporter, f"commit {topic}")
+    assert attributes(commit)["operation.type"] == "settle"
+
+
 def test_commit_of_a_transaction_has_a_span(mq: Connection, exporter: InMemorySpanExporter) -> None:
     topic = new_topic(mq)
     with mq.transaction("traced") as transaction:
