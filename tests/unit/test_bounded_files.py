@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -158,6 +159,13 @@ def test_data_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="symbolic links"), open_data_file(files, ID, facts.footer_hash):
         pass
     assert verify_files(files, {ID: facts.footer_hash}) == {ID: "gone"}
+
+
+def test_data_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = LocalFiles(str(tmp_path))
+    monkeypatch.setattr(files, "open_input", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(StorageError, match=f"{ID:016x} cannot be read"), open_data_file(files, ID, 0):
+        pass
 
 
 if __name__ == "__main__":

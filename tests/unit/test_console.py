@@ -393,6 +393,12 @@ def test_a_query_that_takes_too_long_is_stopped(busy: BusyNamespace) -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize(("text", "reason"), [("", "missing"), ("x" * 20_000, "At most 10000")])
+def test_a_query_without_text_or_of_too_long_text_is_refused(browser: Browser, text: str, reason: str) -> None:
+    assert reason in notices(browser.submit(browser.get("/sql"), "/sql", 400, text=text))[0]
+
+
+@pytest.mark.extended
 def test_a_long_result_is_cut(browser: Browser) -> None:
     page = browser.submit(browser.get("/sql"), "/sql", text="SELECT * FROM range(5000)")
     assert len(table_rows(page, "Result")) == 1_000

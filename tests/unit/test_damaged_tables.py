@@ -24,6 +24,7 @@ from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.projection import RESTORED
+from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import NewerFormat, RequestTimedOut, StorageError, TableDamaged
 from lakemq.tables.specs.topics import SEGMENTS
@@ -145,6 +146,14 @@ def test_create_of_a_topic_that_cannot_be_read_is_not_reported_as_refused(
             reader.topics.alter("new", {"max.message.bytes": 1_000})
         monkeypatch.undo()
         assert reader.topics.describe("new").settings["max.message.bytes"] == 1_000
+
+
+def test_a_step_of_a_newer_format_is_named(path: Path) -> None:
+    """A bit that flips in its first bytes looks like one."""
+    step = max((path / "steps").iterdir())
+    step.write_bytes(step.read_bytes().replace(bytes([FORMAT_VERSION]), bytes([FORMAT_VERSION | 64]), 1))
+    with lakemq.connect(path) as mq, pytest.raises(NewerFormat, match=rf"steps/{step.name}, or its first bytes are"):
+        mq.topics.list()
 
 
 def step_forever(sequencer: Sequencer) -> None:

@@ -121,6 +121,20 @@ def test_next_leader_writes_the_file_that_a_dead_leader_named(mq: Connection) ->
     assert read_stored_values(mq) == values(mq, "t") == [*texts, "later"]
 
 
+def test_a_file_that_the_dead_leader_wrote_is_adopted(mq: Connection) -> None:
+    with run_leader(mq):
+        texts = publish_riding(mq)
+    (rows,) = collect_journaled_rows(list_steps(mq))
+    write_journaled_rows(mq.namespace.files, rows)
+    (written,) = data_files(mq)
+    written_ns = written.stat().st_mtime_ns
+    with run_leader(mq) as second:
+        pass
+    second.resign()
+    assert [(file, file.stat().st_mtime_ns) for file in data_files(mq)] == [(written, written_ns)]
+    assert read_stored_values(mq) == values(mq, "t") == texts
+
+
 @pytest.mark.parametrize("wrong", ["junk", "other rows", "no digest"])
 def test_file_with_other_rows_is_not_adopted(mq: Connection, wrong: str) -> None:
     with run_leader(mq):
