@@ -1,18 +1,22 @@
 """A DataFrame is published and fetched unchanged. A row that cannot be a message says why."""
 
 import re
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.arrow import FETCHED
 from lakemq.engine.client.fetch.spark import FETCHED_DDL, cut_into_blocks
+from lakemq.engine.client.publish.executor import WriteMessages
 from lakemq.errors import FileTruncated, InvalidRecord, InvalidTimestamp, MessageTooLarge
 
 SCHEMA = "key binary, value binary, headers array<struct<key:string,value:binary>>, timestamp timestamp"
@@ -215,3 +219,55 @@ def test_partitions_added_while_tasks_write_are_heeded(
     assert fetched.count() == 300
     assert fetched.where(F.pmod(F.xxhash64("key"), F.lit(5)) != F.col("partition")).count() == 0
     assert {unit.partition for unit in mq.publish(topic, build_keyed_rows(spark, 300)).units} == set(range(5))
+
+
+def lose_attempt(lost: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Give all batches, and fail then if this is the attempt to lose."""
+    yield from batches
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() == lost:
+        raise RuntimeError("lost")
+
+
+class LosesSecondAttempt(WriteMessages):
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return lose_attempt(1, super().__call__(batches))
+
+
+@pytest.mark.extended
+def test_a_dataframe_is_published_once_whatever_becomes_of_tasks(
+    spark: SparkSession,
+    mq: Connection,
+    topic: str,
+    path: Path,
+    wait_for_projection: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first attempt is lost when it has read its rows, the second when it has written them to a file."""
+    mq.topics.create(topic, partitions=3)
+    wait_for_projection()
+    before = set((path / "messages").glob("*.parquet"))
+    monkeypatch.setattr("lakemq.engine.client.publish.spark.WriteMessages", LosesSecondAttempt)
+    rows = build_keyed_rows(spark, 100).coalesce(1).select("key", "value")
+    mq.publish(topic, rows.mapInArrow(partial(lose_attempt, 0), "key string, value string"))
+    fetched = mq.fetch(topic)
+    assert sorted(int(message.value or b"") for message in fetched) == list(range(100))
+    (named,) = set(fetched.plan.segments["file_id"].to_pylist())
+    written = {int(file.stem, 16) for file in set((path / "messages").glob("*.parquet")) - before}
+    assert len(written - {named}) == len(written) - 1 == 1
+
+
+@pytest.mark.extended
+def test_a_delay_is_a_column_or_a_constant_and_goes_before_columns_of_these_names(
+    spark: SparkSession, mq: Connection, topic: str
+) -> None:
+    mq.topics.create(topic)
+    rows = build_keyed_rows(spark, 3).withColumn("delay_ms", F.lit(0))
+    due = datetime(2099, 1, 1, tzinfo=UTC)
+    some = F.when(F.col("id") > 0, F.lit(due))
+    for both in ({"deliver_at": some, "delay_ms": 1}, {"deliver_at": due, "delay_ms": "delay_ms"}):
+        with pytest.raises(InvalidRecord, match="both"):
+            mq.publish(topic, rows, **both)
+    for delay, count in ({"deliver_at": some}, 2), ({"deliver_at": due}, 3), ({"delay_ms": 86_400_000}, 3):
+        assert sum(unit.record_count for unit in mq.publish(topic, rows, **delay).waiting) == count
+    assert [message.value for message in mq.fetch(topic)] == [b"0"]
