@@ -31,6 +31,11 @@ _FIND_SCROLLED = """[...document.querySelectorAll(".scroll")]
   .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.ariaLabel)"""
 """Returns the titles of the tables that are wider than the page has room for."""
 
+_FIND_BROKEN_WORDS = """[...document.querySelectorAll("td a")]
+  .filter((link) => link.getClientRects().length > 1)
+  .map((link) => link.innerText).filter((text) => /^.{1,6}$/.test(text))"""
+"""Returns the short words in tables that do not stand on one line."""
+
 _READ_POSITION = "document.querySelector('.actions a').href"
 """Returns the address of the next look of a tail."""
 
@@ -94,6 +99,7 @@ def test_pages_fit_a_phone_and_a_desk_in_both_colours(visitor: Browser, tab: Tab
             tab.open(visitor.address + address)
             assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (address, scheme)
             assert tab.evaluate(_FIND_SCROLLED) == [], (address, width)
+            assert tab.evaluate(_FIND_BROKEN_WORDS) == [], (address, width)
             assert (read_brightness(tab, "backgroundColor") < 80) == is_dark, (address, scheme)
             assert abs(read_brightness(tab, "color") - read_brightness(tab, "backgroundColor")) > 150
     tab.emulate(1280, 900)
