@@ -53,6 +53,7 @@ ALERTS_OF_CHECKS = {
     "space": {"LakeMQDiskNearlyFull"},
     "letters": {"LakeMQLettersWait"},
     "groups": {"LakeMQGroupStalled"},
+    "losses": {"LakeMQGroupLosesMessages"},
     "delays": {"LakeMQDelayedOverdue"},
 }
 """What fires, one or more, while a check of the console's overview finds something."""
