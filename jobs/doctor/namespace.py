@@ -54,6 +54,7 @@ class Finding:
     Attributes:
         advice: how to fix the problem. If the check is ok, how to do better, or empty.
         commands: those of `lakemq` that do it, each as its words.
+        choices: sentences of the advice, each with its commands, where not all of them are to be followed at once.
     """
 
     check: str
@@ -61,6 +62,7 @@ class Finding:
     found: str
     advice: str = ""
     commands: Sequence[Sequence[str]] = ()
+    choices: Sequence[tuple[str, Sequence[Sequence[str]]]] = ()
 
     @property
     def state(self) -> str:
@@ -69,7 +71,11 @@ class Finding:
 
     def to_record(self, path: str | None) -> dict[str, object]:
         """Return it for people and programs: its commands stand in the advice, and beside it. path: the namespace."""
-        return vars(self) | {"state": self.state, "advice": write_advice(self.advice, self.commands, path)}
+        choices = self.choices or [(self.advice, self.commands)]
+        advice = " ".join(write_advice(text, commands, path) for text, commands in choices)
+        record = vars(self) | {"state": self.state, "advice": advice}
+        del record["choices"]
+        return record
 
 
 # How full the disk of a namespace is: for the doctor, `lakemq status`, the console and the metrics.
@@ -399,10 +405,16 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
     if stalls:
         texts = [f"{group}: {stall.found}" for group, stall in stalls[:_SOME]]
         more = f" And {len(stalls) - _SOME} more." if len(stalls) > _SOME else ""
-        cures = [stall.advice if len(stalls) == 1 else f"{group}: {stall.advice}" for group, stall in stalls[:_SOME]]
-        commands = dict.fromkeys(tuple(command) for _, stall in stalls[:_SOME] for command in stall.commands)
-        advice = one_line(" ".join(dict.fromkeys(cures)))
-        return Finding("groups", False, one_line(" ".join(texts) + more), advice, [*commands])
+        named: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
+        for group, stall in stalls[:_SOME]:
+            named.setdefault((stall.advice, tuple(map(tuple, stall.commands))), []).append(group)
+        choices = [
+            (one_line(text if len(stalls) == 1 else f"{', '.join(dict.fromkeys(names))}: {text}"), commands)
+            for (text, commands), names in named.items()
+        ]
+        advice = " ".join(text for text, _ in choices)
+        every = dict.fromkeys(command for _, commands in choices for command in commands)
+        return Finding("groups", False, one_line(" ".join(texts) + more), advice, [*every], choices)
     near = [
         group
         for group in groups
