@@ -1,5 +1,6 @@
 """The figures of `mq.groups` for a group that waits, and the clients of its members."""
 
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ from unit.projected import project_tables, run_sql
 
 from lakemq.engine.client.arguments import format_time
 from lakemq.engine.client.groups.groups import Groups
-from lakemq.engine.client.groups.stalls import MemberNotes, find_open_transactions
+from lakemq.engine.client.groups.stalls import MemberNotes, find_open_transactions, write_advice
 from lakemq.engine.client.operator_tools import Observation
 from lakemq.engine.protocol.codec.beat import OverdueMember
 from lakemq.engine.protocol.values.groups import JoinGroup
@@ -178,6 +179,15 @@ def test_advice_quotes_a_transactional_id_that_a_shell_would_split() -> None:
     (stall,) = find_open_transactions(state, [(state.topic_ids["t"], 0)], 11_000)
     assert stall.commands == [["transactions", "abort", "etl `job`"]]
     assert str(stall).endswith("or abort it. Command: `lakemq transactions abort 'etl `job`'`.")
+
+
+@pytest.mark.parametrize("word", ["a\nb", "it's \\ \x1b[31mred", "\u202eid\u00e9", "plain", "a b"])
+def test_command_of_an_advice_is_one_printable_line_that_a_shell_reads_as_meant(word: str) -> None:
+    text = write_advice("Abort it.", [["transactions", "abort", word]])
+    assert text.isprintable()
+    command = text.partition("`")[2].removesuffix("`.").removeprefix("lakemq transactions abort ")
+    done = subprocess.run(["bash", "-c", f"printf %s {command}"], capture_output=True, check=True, timeout=60)
+    assert done.stdout.decode() == word
 
 
 def test_open_transaction_is_named_when_the_group_has_read_up_to_it() -> None:

@@ -78,8 +78,20 @@ class Stall:
 def write_advice(advice: str, commands: Sequence[Sequence[str]], path: str | None = None) -> str:
     """Return an advice with its commands, as one line for a shell. path: of the namespace, to be named in them."""
     start = ["lakemq", "--path", path] if path else ["lakemq"]
-    lines = " && ".join(shlex.join([*start, *command]) for command in commands)
+    lines = " && ".join(" ".join(map(_quote, [*start, *command])) for command in commands)
     return f"{advice} Command: `{lines}`." if lines else advice
+
+
+def _quote(word: str) -> str:
+    """Return a word as shells read it, those like bash also with characters that a screen would obey."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = word.replace("\\", r"\\").replace("'", r"\'")
+    return f"$'{''.join(c if c.isprintable() else _escape(c) for c in plain)}'"
+
+
+def _escape(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 class MemberNotes(NamedTuple):
