@@ -136,6 +136,10 @@ QUERY_LIMITS = QueryLimits(timeout_s=20.0, max_rows=1_000, memory_mb=1_024)
 """Bounds of a query, unless its console has others. It must not take the memory of a sequencer in the same process."""
 
 
+_query_lock = threading.Lock()
+"""One query runs at a time, of all namespaces: the machine is one."""
+
+
 class NotPossible(Exception):
     """The namespace does not allow this now. The message says why, and what to do."""
 
@@ -163,7 +167,6 @@ class Console:
     settings: ConsoleSettings
     examine: Callable[[], Sequence[Finding]]
     query_limits: QueryLimits = QUERY_LIMITS
-    _query_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def place(self) -> str:
@@ -205,12 +208,12 @@ class Console:
 
     @contextmanager
     def _lock_queries(self) -> Iterator[None]:
-        if not self._query_lock.acquire(timeout=self.query_limits.timeout_s):
-            raise NotPossible("Another query runs. Try again when it has ended.")
+        if not _query_lock.acquire(timeout=self.query_limits.timeout_s):
+            raise NotPossible("Another query runs, and only one runs at a time. Try again when it has ended.")
         try:
             yield
         finally:
-            self._query_lock.release()
+            _query_lock.release()
 
     def describe_silence(self) -> str:
         """Return a sentence if the leader does not work, so that pages show the past; "" too if that cannot be read."""

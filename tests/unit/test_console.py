@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -17,6 +17,7 @@ from unit.served import until
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.errors import StorageError
 from lakemq.jobs.console.app import MENU, PAGES
+from lakemq.jobs.console.console import QUERY_LIMITS, Console, ConsoleSettings, NotPossible
 from lakemq.jobs.console.pages import messages
 from lakemq.jobs.console.parts import make_link
 
@@ -390,6 +391,13 @@ def test_a_query_that_takes_too_long_is_stopped(busy: BusyNamespace) -> None:
     with open_browser(busy.mq, query_timeout_s=0.3) as hasty:
         page = hasty.submit(hasty.get("/sql"), "/sql", 400, text=endless)
     assert "stopped after 0.3 s" in notices(page)[0]
+
+
+def test_consoles_of_a_process_run_one_query_at_a_time(busy: BusyNamespace) -> None:
+    limits, unused = QUERY_LIMITS._replace(timeout_s=0.0), cast(Any, None)
+    first, second = (Console(busy.mq, unused, unused, ConsoleSettings(), list, limits) for _ in range(2))
+    with first._lock_queries(), pytest.raises(NotPossible, match="only one runs at a time"):
+        second.run_sql("SELECT 1")
 
 
 @pytest.mark.extended
