@@ -53,7 +53,7 @@ def read_groups(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the list of groups."""
     text = read_text(inputs, "text", "")
     with console.observer.look() as observation:
-        infos = [info for info in observation.groups.all() if text in info.group]
+        infos = [info for info in observation.groups.all() if text.lower() in info.group.lower()]
     columns = "group, protocol, state, members, partitions, lag, unacknowledged, consumption_rate, waits_for"
     table = list_records("Groups", infos, columns, "No name has this text." if text else "There is no group yet.")
     return Page("Groups", [make_filter("/groups", "text in the name", text), table])

@@ -128,7 +128,7 @@ _NONE = {
 
 _CHANGES = """\
 SELECT changed_at, kind, subject, client, left(decision, 500) AS decision FROM admin_changes
-WHERE contains(concat(kind, ' ', subject, ' ', client), {text})
+WHERE contains(lower(concat(kind, ' ', subject, ' ', client)), {text})
 ORDER BY step DESC, position DESC LIMIT 200"""
 
 
@@ -139,7 +139,7 @@ def read_changes(console: Console, inputs: Mapping[str, Any]) -> Page:
     columns = "changed_at, kind, subject, client, decision"
 
     def draw() -> list[Part]:
-        rows = console.read_rows(_CHANGES.format(text=quote_sql(text)))
+        rows = console.read_rows(_CHANGES.format(text=quote_sql(text.lower())))
         records = [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
         note = (
             "A client is USER-HOST-PROCESS-ID; of a console it is console-NAME-ADDRESS-PROCESS-ID, with the name of the"

@@ -35,7 +35,7 @@ def read_topics(console: Console, inputs: Mapping[str, Any]) -> Page:
     sizes, text = read_sizes(console), read_text(inputs, "text", "")
     table = list_records(
         "Topics",
-        [topic for topic in console.mq.topics.list() if text in topic.topic],
+        [topic for topic in console.mq.topics.list() if text.lower() in topic.topic.lower()],
         "topic, partitions, offset_count, size, config, subscriptions, messages",
         "No name has this text." if text else "There is no topic yet.",
         "Offsets count messages and markers of transactions. Sizes are those of data files, some seconds old.",
