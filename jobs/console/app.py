@@ -249,7 +249,7 @@ class WebApplication:
             self._console.check_leader()
             visitor = guard.find_visitor(request.headers, self._console.settings) or "visitor"
             address = request.client.host if request.client else "unknown"
-            log.info("%s: %s at %s", name, visitor, address)
+            log.info("%s in %s: %s at %s", name, self._console.mq.namespace.path, visitor, address)
             # a client of its own, whose id says in the journal who asked
             with Connection(self._console.mq.namespace, client_names=("console", visitor, address)) as mq:
                 change.apply(replace(self._console, mq=mq), inputs)
