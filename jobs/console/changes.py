@@ -139,12 +139,13 @@ class Change:
 
 
 def _reset_offsets(console: Console, inputs: Inputs, dry_run: bool) -> list[GroupOffsetChange]:
-    topic, partition = read_text(inputs, "topic", ""), read_number(inputs, "partition", -1, low=-1, high=2**31 - 1)
+    topic = read_text(inputs, "topic", "")
+    partition = read_number(inputs, "partition", high=2**31 - 1) if inputs.get("partition") else None
     if not inputs.get("to"):
         raise BadInput("The input to is missing. Expected earliest, latest, an offset or a time.")
-    if partition >= 0 and not topic:
+    if partition is not None and not topic:
         raise BadInput("The input partition needs a topic.")
-    topics = [(topic, partition)] if partition >= 0 else topic or None
+    topics = topic or None if partition is None else [(topic, partition)]
     to = read_position(inputs, "to", "latest")
     return console.mq.groups.reset_offsets(read_text(inputs, "group"), topics, to=to, dry_run=dry_run)
 
@@ -340,7 +341,9 @@ def _preview_group(console: Console, inputs: Inputs) -> list[Part]:
 def _preview_group_deletion(console: Console, inputs: Inputs) -> list[Part]:
     group = console.mq.groups.describe(read_text(inputs, "group"))
     text = f"The group {group.group} with its committed offsets and its settings will be deleted."
-    return [Notice(f"{text} It has {group.lag:,} offsets left to read. This cannot be undone.", "bad")]
+    loss = Notice(f"{text} It has {group.lag:,} offsets left to read. This cannot be undone.", "bad")
+    members = f"It has {group.members:,} member{'' if group.members == 1 else 's'}"
+    return [loss, *([Notice(f"{members}, and cannot be deleted while it has any.", "bad")] if group.members else [])]
 
 
 CHANGES: dict[str, Change] = {

@@ -1,6 +1,7 @@
 """Changes with the console: only if allowed, each after a confirmation, with a token against foreign sites."""
 
 import html
+import logging
 import re
 import shlex
 from collections.abc import Iterator
@@ -110,16 +111,20 @@ def test_a_topic_is_deleted_after_the_confirmation_has_named_its_readers(busy: B
 
 def test_a_group_without_members_is_deleted_after_the_confirmation(busy: BusyNamespace, browser: Browser) -> None:
     busy.mq.groups.create("doomed")
-    assert [row[0] for row in table_rows(browser.get("/groups", text="doom"), "Groups")] == ["doomed"]
+    assert [row[0] for row in table_rows(browser.get("/groups", text="DOOM"), "Groups")] == ["doomed"]
     page = browser.get("/change/delete-group", group="doomed")
     assert notices(page)[0].startswith("The group doomed with its committed offsets")
     assert notices(browser.submit(page, "/change/delete-group"))[0] == "The group is deleted."
     assert "doomed" not in busy.mq.groups.list()
     page = browser.get("/change/delete-group", group=WORKERS)
+    assert notices(page)[1] == "It has 1 member, and cannot be deleted while it has any."
     assert notices(browser.submit(page, "/change/delete-group", 400))[0].startswith("NON_EMPTY_GROUP")
 
 
-def test_a_change_is_listed_with_the_name_of_the_token_and_the_address(busy: BusyNamespace) -> None:
+def test_a_change_is_listed_with_the_name_of_the_token_and_the_address(
+    busy: BusyNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lakemq.console")
     tokens = {"alice": "the-token-of-alice", "bob": "bobs-token-which-is-longer"}
     text = "\n".join(f"{name} {token}" for name, token in tokens.items())
     for minutes, (name, token) in enumerate(tokens.items(), 7):
@@ -127,7 +132,8 @@ def test_a_change_is_listed_with_the_name_of_the_token_and_the_address(busy: Bus
             visitor.submit(visitor.get("/login"), "/login", token=token)
             visitor.confirm("alter-topic", topic=SHIPPED, setting="retention.ms", value=f"{60_000 * minutes}")
             busy.mq.sql("SELECT 1", wait_ms=30_000)
-            newest, *_ = table_rows(visitor.get("/changes", text=SHIPPED), "Changes, newest first")
+            assert caplog.messages[-1] == f"alter-topic in {busy.mq.namespace.path}: {name} at 127.0.0.1"
+            newest, *_ = table_rows(visitor.get("/changes", text=SHIPPED.upper()), "Changes, newest first")
             assert newest[1:3] == ["topic_altered", SHIPPED]
             assert newest[3].startswith(f"console-{name}-127.0.0.1-")
             assert f"{60_000 * minutes}" in newest[4]
@@ -310,6 +316,7 @@ def test_bad_inputs_of_changes_are_refused(browser: Browser) -> None:
         ("alter-topic", {"topic": ORDERS, "setting": "retention.ms", "value": "x" * 2_000}, "At most"),
         ("reset-offsets", {"group": READERS, "topic": ORDERS, "to": ""}, "missing"),
         ("reset-offsets", {"group": READERS, "partition": "1", "to": "latest"}, "needs a topic"),
+        ("reset-offsets", {"group": READERS, "topic": ORDERS, "partition": "-1", "to": "latest"}, "number from 0"),
         ("reset-offsets", {"group": READERS, "topic": ORDERS, "to": "soon"}, "not a position"),
         ("cancel-delayed", {}, "Give a receipt, or a topic"),
         ("create-topic", {"topic": ORDERS, "partitions": "0"}, "whole number from 1"),
