@@ -162,13 +162,13 @@ def catalog(ctx: typer.Context, as_of: AsOf = None) -> None:
     their own.
     """
     from lakemq.engine.namespace.step_reader import find_moment
-    from lakemq.tables.storage.delta.catalog import catalog_sql, database_name
+    from lakemq.tables.storage.delta.catalog import READ_OLD_VERSIONS, catalog_sql, database_name
 
     session, moment = get_session(ctx), parse_as_of(as_of)
     with session.connect() as mq:
         store, path = mq.namespace.store, mq.namespace.path
         at = find_moment(store, moment)
-        script = catalog_sql(path, store, at)
+        script = catalog_sql(path, store, at) if at is None else READ_OLD_VERSIONS + catalog_sql(path, store, at)
     if session.output is Output.table:
         typer.echo(script, nl=False)
     else:

@@ -19,7 +19,7 @@ from lakemq.jobs.cli import app
 
 # `spark-sql` prints what Spark prints; `serve` and `console` print nothing; tests/quality runs the audit, and
 # tests/spark/test_mirror.py the mirror.
-ELSEWHERE = {"console", "spark-sql", "serve", "audit", "worker", "mirror", "backup", "restore"}
+ELSEWHERE = {"console", "spark-sql", "serve", "audit", "worker", "mirror", "backup", "restore", "fsck"}
 
 # No command builds on another one: each may run alone, in any process.
 COMMANDS = {

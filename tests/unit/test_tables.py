@@ -16,7 +16,7 @@ from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import INT64, TIME, VERSION_PROPERTY
 from lakemq.tables.specs.topics import PARTITIONS, SEGMENT_SCHEMA, SEGMENT_STRUCT, SegmentRow
-from lakemq.tables.storage.delta.catalog import Moment, catalog_sql, columns_ddl, database_name
+from lakemq.tables.storage.delta.catalog import catalog_sql, columns_ddl, database_name
 from lakemq.tables.storage.delta.store import Store, select_newest
 from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.tables.views import VIEW_COLUMNS, VIEWS
@@ -128,14 +128,6 @@ def test_the_catalog_names_every_table_and_quotes_the_path(tmp_path: Path) -> No
     assert "it\\'s" in sql
     assert sql.rstrip().endswith("USE `it_s`;")
     assert json.dumps(sql)
-
-
-def test_tables_as_of_a_step_may_be_of_old_versions_in_any_session(tmp_path: Path) -> None:
-    """A table that has seldom changed was as it is in an old version, and Delta refuses one by default."""
-    moment = Moment(7, {spec.name: 3 for spec in TABLES})
-    sql = catalog_sql(str(tmp_path), Store(LocalFiles(str(tmp_path))), moment)
-    name = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
-    assert sql.startswith(f"SET {name}=false;\n")
 
 
 def test_the_declared_columns_of_views_are_those_of_their_queries() -> None:

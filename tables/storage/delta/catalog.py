@@ -205,13 +205,13 @@ def _as_it_was(spec: TableSpec, store: Store, moment: Moment) -> str:
     return f"{query} WHERE step <= {moment.step}" if "step" in spec.stored_schema.names else query
 
 
+READ_OLD_VERSIONS = "SET spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration=false;\n"
+"""What a session needs to read a version that is older than Delta allows by default: of a table that seldom changes."""
+
+
 def catalog_sql(path: str, store: Store, moment: Moment | None = None) -> str:
     """Return the statements as a script for `spark-sql -i`, which ends in the namespace's database."""
     statements = catalog_statements(path, store, moment)
-    if moment is not None:
-        # the version of a table that has seldom changed may be older than Delta lets a session read by default
-        name = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
-        statements = [f"SET {name}=false", *statements]
     return "".join(f"{s};\n" for s in [*statements, f"USE `{database_name(path, moment)}`"])
 
 

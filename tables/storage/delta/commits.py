@@ -19,7 +19,7 @@ GROUP_ROWS = 1 << 14
 """Rows per row group: the least that a look-up in a large file reads."""
 
 _FEW_ROWS = 1_000
-"""A file of fewer rows is mostly what describes them. The log has the statistics of a file, too."""
+"""A file of fewer rows is mostly what describes them, so it has no dictionaries."""
 
 
 class CommitConflict(Exception):
@@ -65,7 +65,6 @@ def write_rows(files: Files, table: str, rows: pa.Table, now_ms: int) -> NewFile
             GROUP_ROWS,
             compression="snappy",
             use_dictionary=is_large,
-            write_statistics=is_large,
             store_schema=False,
             write_page_checksum=True,
         )
