@@ -16,6 +16,7 @@ from lakemq.tables.specs.journal import SAMPLES, SampleRow
 from lakemq.tables.specs.topics import PARTITIONS
 
 from ..protocol.values.assignments import TopicIdPartition
+from ..protocol.values.clients import LeaderElected
 from ..protocol.values.delays import DelaysReleased
 from ..protocol.values.deliveries import Deliveries
 from ..protocol.values.journal import StepBatch, is_renewal
@@ -220,13 +221,13 @@ class Sampler:
         for placed in steps.find_entries(DelaysReleased):
             assert isinstance(placed.entry.record, DelaysReleased)
             self._late_ms = max(self._late_ms or 0, placed.entry.record.late_ms)
+        elections = [(placed.step.step, placed.entry.record) for placed in steps.find_entries(LeaderElected)]
+        resigned = {step for step, record in elections if isinstance(record, LeaderElected) and not record.leader}
         for step in steps:
-            if (
-                self._decided_at_ms is not None
-                and (pause_ms := step.decided_at_ms - self._decided_at_ms) > state.lease_ms
-            ):
+            pause_ms = 0 if self._decided_at_ms is None else step.decided_at_ms - self._decided_at_ms
+            if pause_ms > state.lease_ms:
                 self._pause_ms = max(self._pause_ms, pause_ms)
-            self._decided_at_ms = step.decided_at_ms
+            self._decided_at_ms = None if step.step in resigned else step.decided_at_ms
 
     def _build_own_row(self, step: int) -> SampleRow:
         """Return the row of the sequencer, and set its counts back."""

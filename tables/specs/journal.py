@@ -75,7 +75,7 @@ SAMPLES = TableSpec(
     name="samples",
     row=SampleRow,
     shape="log",
-    keys=("step", "topic", "group"),
+    keys=("step", "minute_ms", "topic", "group"),
     sort_by=("topic", "group", "step"),
     comment="Totals of topics, groups and the sequencer: a row for each minute in which they changed.",
 )

@@ -262,7 +262,7 @@ def test_queries_have_each_message_once_while_it_moves_to_final_files(spark: Spa
             f"SELECT count(*) AS count, count(DISTINCT offset) AS distinct, max(offset) + 1 AS end FROM {path.name}."
         )
         switched, count = 0, 0
-        while switched < 3 or count < 20:
+        while switched < 2 or count < 6:
             count += 1
             mq.publish("orders", pa.table({"value": ["x"] * 5}))
             until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)

@@ -329,7 +329,7 @@ def test_closing_connection_closes_all_producers_when_one_fails(tmp_path: Path):
         with pytest.raises(UnknownTopicOrPartition):
             mq.close()
         assert (future.result().offset, type(unsent.exception())) == (0, TransactionAborted)
-        assert not any(producer._sender.is_alive for producer in (bad, good, transactional))
+        assert not any(producer._sender._thread.is_alive() for producer in (bad, good, transactional))
         mq.close()
         assert values(first, "t") == ["kept"]
 

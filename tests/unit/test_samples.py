@@ -13,6 +13,7 @@ from unit.served import read_objects, run_sql, served, until
 import lakemq
 from lakemq.engine.maintenance.retention import read_live_state, trim_rows
 from lakemq.engine.namespace import progress
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.progress import MINUTE_MS, Sampler
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup
@@ -96,6 +97,7 @@ def test_minutes_in_which_only_the_lease_is_renewed_give_no_row(story: Story) ->
 
 def test_pause_longer_than_the_lease_gives_a_row_at_once(story: Story) -> None:
     leader = Leader(story)
+    story.mq.state.leader = "leader"
     go_on_to(story, 11)
     assert leader.find_trouble() == [], "as long as the lease"
     go_on_to(story, 22)
@@ -107,22 +109,28 @@ def test_pause_longer_than_the_lease_gives_a_row_at_once(story: Story) -> None:
 def test_pause_is_noted_in_the_minute_in_which_it_ends(story: Story) -> None:
     """Also by the next leader, and although the minute before the pause has no row yet."""
     leader = Leader(story)
+    story.mq.state.leader = "leader"
     story.tell({"publish": {"t-0": 5}})
     assert leader.project() == []
     go_on_to(story, 62)
     assert leader.find_trouble() == [(62, "", 61), (1, "", None)]
-    story.mq.state.leader = "dead"
     successor = Leader(story)
     go_on_to(story, 162)
     assert (162, "", 100) in successor.find_trouble()
 
 
 def test_no_pause_is_noted_after_a_leader_that_has_resigned(story: Story) -> None:
+    """Also if no pass has come after it has, so that the next leader projects its last step."""
     Leader(story).project(is_last=True)
-    story.mq.state.leader = ""
+    story.mq.state.leader = "dead"
     successor = Leader(story)
+    story.mq.state.leader = ""
+    story.mq.see()
+    story.mq.state.leader = "successor"
     go_on_to(story, 62)
     assert successor.find_trouble() == []
+    go_on_to(story, 90)
+    assert successor.find_trouble() == [(90, "", 28)]
 
 
 def test_pause_is_not_drawn_as_a_time_of_steps(story: Story) -> None:
@@ -213,11 +221,13 @@ def test_a_restart_loses_no_sample_and_sql_shows_messages_per_minute(tmp_path: P
     with served(tmp_path, clock, **{"project.interval.ms": 50}) as mq:
         mq.topics.create("t", 2)
         mq.publish("t", pa.table({"value": ["x"] * 3}))
+        until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)
         clock.advance(minutes=2)
         until(lambda: run_sql(mq, "SELECT max(offsets) FROM samples WHERE topic = 't'") == [(3,)])
         mq.publish("t", pa.table({"value": ["x"] * 4}))
     with served(tmp_path, clock, **{"project.interval.ms": 50}) as mq:
         mq.publish("t", pa.table({"value": ["x"] * 5}))
+        until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)
         clock.advance(minutes=2)
         until(lambda: run_sql(mq, "SELECT max(offsets) FROM samples WHERE topic = 't'") == [(12,)])
         rows = read_objects(mq.namespace.path, "sql", MESSAGES_PER_MINUTE)
