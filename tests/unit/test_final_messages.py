@@ -13,7 +13,14 @@ import pyarrow as pa
 import pytest
 from clocks import ManualClock
 from deltalake import DeltaTable
-from finals import PATIENCE_S, are_all_final, check_final_messages, let_readers_move_on, read_from_final_files
+from finals import (
+    PATIENCE_S,
+    are_all_final,
+    check_final_messages,
+    let_readers_move_on,
+    read_final_messages,
+    read_from_final_files,
+)
 from protocol_harness import Harness
 from unit.served import until, wait_for_files
 
@@ -67,6 +74,18 @@ def test_rows_that_pack_well_are_written_to_several_files(tmp_path: Path, monkey
         mq.topics.create("a")
         mq.publish("a", pa.table({"value": [b"x" * 20_000] * 200}))
         assert len(write_final_files(mq)) == 4
+
+
+def test_the_last_topic_with_final_messages_may_be_deleted(tmp_path: Path) -> None:
+    path, settings = str(tmp_path / "mq"), {"project.interval.ms": 20, "final.interval.ms": 20}
+    with serve(path, settings=settings) as mq:
+        mq.topics.create("a")
+        mq.publish("a", pa.table({"value": ["1"]}))
+        until(lambda: are_all_final(mq))
+        mq.topics.delete("a")
+    with lakemq.connect(path, config=settings) as mq:
+        mq.step_until_idle()  # its first pass finds a table that no row of `segments` names any more
+        assert not read_final_messages(mq).num_rows
 
 
 def write_final_files(mq: Connection) -> list[RangesWritten]:
