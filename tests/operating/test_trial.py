@@ -217,8 +217,8 @@ def test_stopped_sequencer_is_named(broken: BrokenNamespace, browser: Browser) -
         assert re.search(r"last step +[\d,]+, ([3-9]|\d\d)\.\d s ago", shown)
         assert re.search(r"sequencer +FINDING +\S+ leads with epoch 1; the last step.*", shown)
         assert (
-            f"It seems to be dead or stopped. Start another one, which takes over: `lakemq --path {broken.path}"
-            in shown
+            "It seems to be dead or stopped. Start another one, which takes over. Command: "
+            f"`lakemq --path {broken.path}" in shown
         )
         for path in ("/", "/groups", "/transactions"):
             assert any("is silent: its lease is 1 s" in text for text in notices(browser.get(path))), path
