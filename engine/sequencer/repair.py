@@ -44,7 +44,7 @@ from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import COMPACTED, SEGMENTS
 from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 from lakemq.tables.storage.coordination.step_objects import StepsGone, list_steps, step_name
-from lakemq.tables.storage.delta.commits import NewFile, StoredFile, compute_statistics, write_rows
+from lakemq.tables.storage.delta.commits import CommitConflict, NewFile, StoredFile, compute_statistics, write_rows
 from lakemq.tables.storage.delta.store import (
     DamagedFile,
     NewerTable,
@@ -394,7 +394,6 @@ class Repair:
         Raises:
             TableDamaged: something is beyond repair. Nothing was written.
             NotLeader: a sequencer leads, or has begun to lead.
-            CommitConflict: a sequencer has committed.
         """
         if not self.is_possible:
             beyond = "; ".join(f"{damage.table}: {damage.found}" for damage in self.damages if damage.is_beyond_repair)
@@ -436,9 +435,11 @@ def _lead(namespace: Namespace, last_step: int, identity: str) -> Iterator[Calla
         put(name)
         try:
             yield lambda: put(name)
-        except Exception:
+        except Exception as error:
             with suppress(LakeMQError, OSError):
                 put("")
+            if isinstance(error, CommitConflict):
+                raise NotLeader(f"A sequencer has begun to lead, and the repair ended: {error}.") from error
             raise
         put("")
     finally:

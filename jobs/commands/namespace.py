@@ -227,13 +227,13 @@ def fsck(
 
     session = get_session(ctx)
     with hide_pandas(), collect_rarely(), session.connect() as mq, show_activity("checking") as tell:
-        from lakemq.jobs.doctor.fsck import find_damage, repair_tables
+        from lakemq.jobs.doctor.fsck import find_damage
 
         findings, plan = find_damage(mq, tell)
         written = list[str]()
         if repair and plan.damages:
             try:
-                written = repair_tables(plan)
+                written = plan.write()
             except LakeMQError:
                 _show_findings(findings, session)
                 raise

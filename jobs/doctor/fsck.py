@@ -7,11 +7,9 @@ from collections.abc import Callable
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.quality.audit import INVARIANTS, SUBJECTS, prepare
 from lakemq.engine.sequencer.repair import Repair
-from lakemq.errors import NotLeader
 from lakemq.jobs.doctor.examination import run_check
 from lakemq.jobs.doctor.namespace import Finding, make_checks
 from lakemq.jobs.output import one_line
-from lakemq.tables.storage.delta.commits import CommitConflict
 
 _CHECKS = ("namespace", "state", "data files", "final messages")
 _SOME = 5
@@ -56,11 +54,3 @@ def _check_invariants(mq: Connection) -> Finding:
     if not broken:
         return Finding("messages", True, f"all rows are in their places, as of step {audit.step}")
     return Finding("messages", False, one_line("; ".join(broken[:_SOME])), "See all of them.", [["audit"]])
-
-
-def repair_tables(plan: Repair) -> list[str]:
-    """Write the plan, and return the tables that were changed. Raises TableDamaged, NotLeader."""
-    try:
-        return plan.write()
-    except CommitConflict as conflict:
-        raise NotLeader(f"A sequencer has begun to lead, and the repair ended: {conflict}.") from conflict
