@@ -68,6 +68,10 @@ _FINAL = FINAL, FINAL_PENDING
 _BOUNDED = ("topic_id", "partition", "offset", "timestamp")
 """Columns whose bounds let readers skip files."""
 
+_ROUNDED_UP = timedelta(microseconds=999)
+_LATEST = datetime.max.replace(tzinfo=UTC) - _ROUNDED_UP
+"""Later times of year 9999 are rounded up no further: few readers know a year 10000."""
+
 
 @dataclass(frozen=True)
 class _Rewrite:
@@ -660,7 +664,7 @@ def _read_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
         bounds = [metadata.row_group(i).column(column).statistics for i in range(metadata.num_row_groups)]
         low, high = min(part.min for part in bounds), max(part.max for part in bounds)
         if isinstance(low, datetime):  # Delta knows milliseconds: the upper bound is rounded up
-            low, high = _format_time(low), _format_time(high + timedelta(microseconds=999))
+            low, high = _format_time(low), _format_time(min(high, _LATEST) + _ROUNDED_UP)
         least[name], most[name] = low, high
     return {
         "numRecords": metadata.num_rows,

@@ -4,6 +4,7 @@ import random
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from datetime import UTC, datetime
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -86,6 +87,15 @@ def test_the_last_topic_with_final_messages_may_be_deleted(tmp_path: Path) -> No
     with lakemq.connect(path, config=settings) as mq:
         mq.step_until_idle()  # its first pass finds a table that no row of `segments` names any more
         assert not read_final_messages(mq).num_rows
+
+
+def test_messages_of_the_last_microsecond_of_year_9999_become_final(mq: Connection, tmp_path: Path) -> None:
+    latest = datetime.max.replace(tzinfo=UTC)
+    mq.topics.create("a")
+    times = pa.array([latest], pa.timestamp("us", "UTC"))
+    mq.publish("a", pa.table({"value": ["1"], "timestamp": times}))
+    until(lambda: are_all_final(mq))
+    assert [row["timestamp"] for row in read_rows(tmp_path / "mq")] == [latest]
 
 
 def write_final_files(mq: Connection) -> list[RangesWritten]:
