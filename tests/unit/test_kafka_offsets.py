@@ -94,6 +94,7 @@ def test_group_continues_before_no_copy_that_it_has_not_read_if_producers_send_b
         assert place == offset if offset <= 20 else 20 <= place <= 30 + offset
 
 
+@pytest.mark.extended
 def test_headers_of_redriven_and_forwarded_copies_do_not_tell_where_a_group_continues(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.groups.create(group, {"group.protocol": "queue"})
@@ -125,6 +126,7 @@ def test_mirror_whose_copy_is_deleted_does_not_begin_a_new_one_in_its_middle(mq:
     assert topic not in {t.topic for t in mq.topics.list()}
 
 
+@pytest.mark.extended
 def test_name_of_a_mirror_belongs_to_one_cluster_and_its_topics(mq: Connection) -> None:
     topic, name = new_name("t"), new_name("mirror")
     kafka = FakeKafka(topic)

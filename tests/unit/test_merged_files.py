@@ -12,6 +12,7 @@ import pytest
 from clocks import ManualClock
 from faults.processes import MERGING_POINTS
 from protocol_harness import letter_bytes
+from targets import extended_but
 from unit.served import everything, run_leader, until, values
 from unit.test_bounded_files import ID, write_long_entry
 
@@ -172,6 +173,7 @@ def make_everything(mq: Connection, number: int) -> None:
         mq.topics.delete("gone")
 
 
+@pytest.mark.extended
 def test_views_and_fetches_are_the_same_before_and_after(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         for number in range(4):
@@ -406,7 +408,7 @@ class Died(Exception):
     """The leader is dead."""
 
 
-@pytest.mark.parametrize("point", ["", *MERGING_POINTS])
+@pytest.mark.parametrize("point", extended_but([""], ["", *MERGING_POINTS]))
 def test_large_file_with_few_needed_rows_is_rewritten_alone(
     path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
