@@ -120,6 +120,7 @@ def read_with_little_memory(root: str, footer_hash: int) -> None:
         print(error)
 
 
+@pytest.mark.extended
 def test_file_of_values_that_repeat_is_read(tmp_path: Path) -> None:
     """A dictionary of short values, and what compresses as well as snappy can, is no attack."""
     files = LocalFiles(str(tmp_path))

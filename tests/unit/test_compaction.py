@@ -243,6 +243,7 @@ def test_every_reader_shows_the_newest_message_of_each_key(
     check_each_added_once(mq)
 
 
+@pytest.mark.extended
 def test_group_that_stands_among_removed_messages_reads_on_after_retention(
     mq: Connection, mq_clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

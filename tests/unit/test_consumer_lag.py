@@ -78,6 +78,7 @@ def test_lag_before_the_first_commit_counts_from_where_the_group_begins(
     assert describe_group(story.mq.state, "g", -1, 0).lag_counted_from == ["committed", counted_from]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_view_and_groups_lag_agree_after_stories() -> None:
     for mq in tell_stories()[::12]:

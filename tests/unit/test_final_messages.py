@@ -140,6 +140,7 @@ def test_announcements_of_new_files_go_when_the_table_has_them(mq: Connection) -
     until(lambda: not find_announced())
 
 
+@pytest.mark.extended
 def test_file_with_a_damaged_page_stays_and_holds_nothing_up(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
@@ -181,6 +182,7 @@ def test_files_of_a_topic_have_times_in_their_order_though_a_store_tells_seconds
     assert all(left["max.offset"] < right["min.offset"] for left, right in pairwise(files))
 
 
+@pytest.mark.extended
 def test_new_leader_merges_files_that_were_final_before(tmp_path: Path, mq_clock: MovableClock) -> None:
     path = tmp_path / "mq"
     with serve(path, mq_clock, {**CONFIG, "compact.min.files": 1_000, "merge.grace.ms": 9_000}) as mq:
@@ -351,6 +353,7 @@ def test_missing_file_holds_up_its_own_messages_alone(
     check_final_messages(mq)
 
 
+@pytest.mark.extended
 def test_missing_file_that_is_back_is_shown_once_after_later_messages_were_deleted(
     mq: Connection, mq_clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,7 @@ def test_an_idle_leader_looks_at_no_table_that_has_nothing_to_remove(idle: IdleN
     assert ("put", "time") not in requests
 
 
+@pytest.mark.extended
 def test_final_messages_cost_an_idle_leader_no_requests(tmp_path: Path) -> None:
     counts = list[int]()
     for interval_ms in (0, 60_000):

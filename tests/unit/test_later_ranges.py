@@ -74,6 +74,7 @@ def test_steps_do_not_wait_for_ranges_due_much_later(tmp_path: Path, gate: threa
         assert mq.delayed.all() == []
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_step_gives_up_waiting_for_ranges_due_much_later(
     tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch

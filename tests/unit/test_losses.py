@@ -44,6 +44,7 @@ def alter(mq: Connection, *arguments: str) -> tuple[int, str]:
     return done.exit_code, done.stderr
 
 
+@pytest.mark.extended
 def test_alter_that_deletes_unread_messages_says_whose_and_how_many(mq: Connection) -> None:
     code, text = alter(mq, "--config", "retention.ms=1000")
     assert code == 2

@@ -202,6 +202,7 @@ def read_projection(mq: Connection) -> tuple[float, float]:
     return values["lakemq_projection_lag_steps"], values["lakemq_projection_age_seconds"]
 
 
+@pytest.mark.extended
 def test_tables_are_as_old_as_the_first_step_that_they_lack_whatever_the_time_without_steps(tmp_path: Path) -> None:
     clock = MovableClock()
     with served(tmp_path, clock) as mq:

@@ -374,6 +374,7 @@ def test_a_step_publishes_some_and_the_next_ones_the_others(shop: Served, monkey
     assert {message.value for message in shop.wait_for("t", 5)} == {b"0", b"1", b"2", b"3", b"4"}
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_another_leader_knows_schedules_and_sql_shows_them(tmp_path: Path) -> None:
     clock = MovableClock()
