@@ -20,7 +20,7 @@ from unit.pages import read_blocks, run_program
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.worker import HandlerLoop, WorkerReport, describe_failure
+from lakemq.engine.client.consume.worker import HandlerLoop, WorkerReport, count_ahead, describe_failure
 from lakemq.engine.client.fetch.fetch_result import Message
 from lakemq.errors import IllegalState, InvalidConfig, InvalidRequest, LakeMQError
 from lakemq.jobs.cli import app
@@ -401,6 +401,16 @@ def test_a_stopped_worker_lets_handlers_end_and_gives_back_the_rest_unseen(
         wait_for(lambda: rest.__iadd__(other.poll(timeout_ms=100)) and len(rest) >= 18, "the rest")
         assert sorted(message.offset for message in rest) == sorted(set(range(20)) - set(begun))
         assert {message.delivery_count for message in rest} == {1}
+
+
+@pytest.mark.parametrize(
+    ("done_count", "elapsed_ms", "count"), [(0, 60_000, 16), (80, 1_000, 20), (16, 0, 4_000), (90_000, 1_000, 5_000)]
+)
+def test_a_worker_polls_what_its_threads_handle_in_a_quarter_of_a_second(
+    done_count: int, elapsed_ms: int, count: int
+) -> None:
+    """At least two messages a thread. Few wait if handlers are slow: they are delivered again after a rebalance."""
+    assert count_ahead(done_count, elapsed_ms, thread_count=8) == count
 
 
 def test_a_handler_that_does_not_end_after_a_stop_gives_its_message_back(

@@ -58,6 +58,8 @@ _TURN = 64
 """Messages of a lane that a thread handles before the other lanes get their turn."""
 _MOST_WAITING = 5_000
 """Messages that wait in lanes. By default a group lets a member have 10,000."""
+_AHEAD_MS = 250
+"""For about so long a poll brings work."""
 _TICK_MS = 50
 """How often the poller sends acknowledgements and looks at time limits, while it has nothing to poll for."""
 _POLL_MS = 250
@@ -135,6 +137,11 @@ def describe_failure(error: BaseException) -> str:
     return f"{line} ({PurePath(last.filename).name}, line {last.lineno}, in {last.name})"
 
 
+def count_ahead(done_count: int, elapsed_ms: int, thread_count: int) -> int:
+    """Return how many messages to poll: what the threads handle in `_AHEAD_MS`, at the pace since the last poll."""
+    return min(max(2 * thread_count, done_count * _AHEAD_MS // max(elapsed_ms, 1)), _MOST_WAITING)
+
+
 class _Slot:
     """One handler thread.
 
@@ -175,13 +182,13 @@ class HandlerLoop(RebalanceListener):
         self._slots = [_Slot() for _ in range(concurrency)]
         self._lanes = Lanes(concurrency, stop)
         self._fatal: BaseException | None = None
-        self._given_back = self._rejected = self._taken_at_poll = 0
+        self._given_back = self._rejected = self._done_at_poll = 0
         self._nacked: dict[TopicPartition, int] = {}
         """(topic, partition) -> the lowest offset that was given back since the last poll began."""
         self._lost: set[TopicPartition] = set()
         """Partitions that were lost while lanes had messages of them."""
         now_ms = clock.steady_ms()
-        self._kept_up_ms, self._said_ms = now_ms, now_ms - _SAY_EVERY_MS + 2 * _KEEP_UP_MS
+        self._polled_ms, self._kept_up_ms, self._said_ms = now_ms, now_ms, now_ms - _SAY_EVERY_MS + 2 * _KEEP_UP_MS
 
     def run(self) -> WorkerReport:
         """Handle messages until `stop` is set, or an error ends the worker.
@@ -242,20 +249,24 @@ class HandlerLoop(RebalanceListener):
         Few messages wait while handlers are slow, because messages that wait are delivered again after a rebalance.
         If the waiting ones are all of a few keys, more are polled to find others.
         """
-        taken_since = self._lanes.count_taken() - self._taken_at_poll
-        most = min(max(20 * len(self._slots), 2 * taken_since), _MOST_WAITING)
-        return self._lanes.wait_for_room(most, _TICK_MS)
+        return self._lanes.wait_for_room(max(20 * len(self._slots), self._count_ahead()), _TICK_MS)
+
+    def _count_ahead(self) -> int:
+        elapsed_ms = self._clock.steady_ms() - self._polled_ms
+        return count_ahead(self._count_done() - self._done_at_poll, elapsed_ms, len(self._slots))
+
+    def _count_done(self) -> int:
+        return self._lanes.count_taken() - sum(len(slot.claim) for slot in self._slots)
 
     def _poll(self) -> None:
-        """Put the next messages into lanes: twice as many as were taken since the poll before."""
+        """Put the next messages into lanes."""
         consumer, self._nacked = self._consumer, {}
         with consumer._lock.own:
             consumer._ack_sender.refusals.raise_all()
-        taken_count = self._lanes.count_taken()
         if not self._lanes.count_waiting():
             self._lost.clear()
-        count = min(max(2 * len(self._slots), 2 * (taken_count - self._taken_at_poll)), _MOST_WAITING)
-        self._taken_at_poll, self._kept_up_ms = taken_count, self._clock.steady_ms()
+        count, self._done_at_poll = self._count_ahead(), self._count_done()
+        self._polled_ms = self._kept_up_ms = self._clock.steady_ms()
         try:
             batch = consumer._poll(count, _POLL_MS)
         except IllegalState:
