@@ -263,24 +263,6 @@ def test_a_plan_whose_files_are_gone_is_made_again(path: Path) -> None:
         assert [m.value for m in committed] == committed.to_arrow()["value"].to_pylist()
 
 
-@pytest.mark.extended
-def test_a_plan_that_is_made_again_is_judged_by_its_own_time(path: Path) -> None:
-    with connect(path) as mq:
-        with lead_one_term(mq):
-            mq.topics.create("a")
-            mq.publish("a", pa.table({"value": ["stays", "brief"], "ttl_ms": [None, 5_000]}))
-            expired_s = time.monotonic() + 5.1
-        publish(mq, "m1")
-        with lakemq.connect(mq.namespace.path) as other:
-            old, before = other.fetch("a"), data_files(path)
-            until(lambda: time.monotonic() > expired_s)
-            publish(mq, "m2")
-            lead_briefly(mq, 3)
-            assert not before & data_files(path)
-            assert texts(old) == ["stays", "brief", "m1"]
-            assert texts(other.fetch("a")) == ["stays", "m1", "m2"]
-
-
 def test_reader_with_an_older_watermark_loads_again(path: Path) -> None:
     """Merged segments have a step that the older watermark would skip."""
     with connect(path) as mq:
@@ -368,18 +350,6 @@ def test_a_file_stays_that_a_letter_names(path: Path) -> None:
         assert len(values(mq, "a")) == 10
 
 
-def publish_delayed(mq: Connection, delay_ms: int) -> int:
-    """Publish a waiting message and one that does not wait, between two others. Return the id of their data file."""
-    with lead_one_term(mq):
-        mq.topics.create("a")
-    publish(mq, "m0")
-    with lead_one_term(mq):
-        published = mq.publish("a", pa.table({"value": ["late", "m1"], "delay_ms": [delay_ms, None]}))
-    publish(mq, "m2", "m3")  # three files without waiting rows: whatever their sizes, they are merged
-    assert published.waiting[0].file_id is not None
-    return published.waiting[0].file_id
-
-
 @pytest.mark.extended
 def test_files_with_rows_that_wait_keep_no_others_from_a_merge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files with waiting rows are the smallest, and a merge has room for no more than them."""
@@ -450,20 +420,6 @@ def test_large_file_with_few_needed_rows_is_rewritten_alone(
         assert doomed in ([], [""])
         assert sql(mq, "SELECT CAST(value AS STRING) FROM messages") == [("aborted",)]
         assert len(data_files(path)) == 1
-
-
-@pytest.mark.extended
-def test_file_is_merged_once_its_waiting_rows_are_released(path: Path) -> None:
-    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
-        publish_delayed(mq, 500)
-        with lead_one_term(mq):
-            while len(values(mq, "a")) < 5:
-                time.sleep(0.01)
-    with connect(path) as mq:
-        expected = values(mq, "a")
-        lead_briefly(mq, 3)
-        assert len(data_files(path)) == 1
-        assert values(mq, "a") == expected
 
 
 @pytest.mark.extended

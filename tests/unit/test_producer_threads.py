@@ -26,7 +26,6 @@ from lakemq.errors import (
     LakeMQError,
     RequestTimedOut,
     TransactionAborted,
-    UnknownServerError,
     UnknownTopicOrPartition,
 )
 
@@ -250,27 +249,6 @@ def test_leaving_a_transaction_waits_for_publishes_of_other_threads(mq: Connecti
             with pytest.raises(IllegalState):
                 call()
     assert values(mq, topic) == ["a"]
-
-
-def test_failed_sender_thread_fails_its_records_and_refuses_more(
-    mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
-):
-    producer, may_fail = mq.producer(linger_ms=0), threading.Event()
-
-    def settle(_: Any) -> None:
-        monkeypatch.undo()
-        assert may_fail.wait(10)
-        raise MemoryError
-
-    monkeypatch.setattr(producer._settler, "settle", settle)
-    futures = [producer.send(topic, value) for value in ("a", "b")]
-    may_fail.set()
-    until(lambda: all(future.done() for future in futures))
-    with pytest.raises(IllegalState):
-        producer.send(topic, "c")
-    with pytest.raises(UnknownServerError):
-        producer.close()
-    assert [type(future.exception(10)) for future in futures] == [UnknownServerError] * 2
 
 
 # -- callbacks and interrupts ---------------------------------------------------------------------------

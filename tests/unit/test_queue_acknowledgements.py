@@ -121,25 +121,6 @@ def test_transaction_refuses_batch_that_another_one_has_committed(mq: Connection
         producer.abort_transaction()
 
 
-def test_malformed_message_spoils_no_other_acknowledgement(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, {0: 4})
-    with join_queue_group(mq, group, topic) as consumer:
-        messages = take_messages(consumer, 4)
-        for bad in ("x", 2**70, None, 1.5, [1]):
-            consumer.ack(messages[0])
-            with pytest.raises(InvalidRequest):
-                consumer.ack(messages[1]._replace(offset=bad))
-            with pytest.raises(InvalidRequest):
-                consumer.nack([messages[2], messages[1]._replace(offset=bad)])
-        consumer.ack(messages[1]._replace(offset=2**63 - 1))
-        consumer.ack(messages[3])
-        with pytest.raises(InvalidRecordState):
-            consumer.flush(2**62)
-        consumer.flush()
-        assert read_deliveries(mq, group, topic) == {0: [(1, 2, "acquired", 1), (3, 1, "acknowledged", 1)]}
-
-
 def test_interrupted_flush_loses_no_acknowledgement(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 3})

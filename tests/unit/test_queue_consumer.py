@@ -116,18 +116,6 @@ def test_new_group_begins_at_latest_and_raises_without_reset(mq: Connection) -> 
         consumer.poll(timeout_ms=5_000)
 
 
-def test_paused_partition_delivers_nothing_until_it_is_resumed(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), new_name("g")
-    with join_queue_group(mq, group, topic) as consumer:
-        until(lambda: not consumer.poll() and list_partitions(consumer) == [0, 1])
-        consumer.pause([(topic, 0)])
-        add(mq, topic, {0: 1, 1: 1})
-        assert read_texts(take_messages(consumer, 1)) == ["1.0"]
-        assert not consumer.poll(timeout_ms=30)
-        consumer.resume([(topic, 0)])
-        assert read_texts(take_messages(consumer, 1)) == ["0.0"]
-
-
 def test_interrupted_poll_counts_no_delivery(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 3})

@@ -3,7 +3,6 @@
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.protocol.values.deliveries import Acquire, WantedMessages
-from lakemq.engine.protocol.values.groups import LeaveGroup
 from lakemq.errors import (
     FencedInstanceId,
     FencedMemberEpoch,
@@ -31,7 +29,6 @@ from lakemq.errors import (
     InvalidRequest,
     MailboxFullError,
     RequestTimedOut,
-    UnknownMemberId,
 )
 
 pytestmark = pytest.mark.slow
@@ -120,35 +117,6 @@ def test_closing_member_returns_messages_and_unseen_ones_count_as_undelivered(mq
     with join_queue_group(mq, group, topic) as second:
         redelivered = [(message.offset, message.delivery_count) for message in take_messages(second, 3)]
         assert redelivered == [(1, 2), (2, 1), (3, 1)]
-
-
-def test_member_joins_again_with_a_later_poll_when_a_join_was_not_answered(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic, group = new_topic(mq), create_queue_group(mq, rebalance_delay_ms=60_000)
-    add(mq, topic, {0: 2})
-    with join_queue_group(mq, group, topic) as consumer:
-        messages = take_messages(consumer, 2)
-        mq.requester.ask(LeaveGroup(group, [consumer.member_id]))
-        consumer.ack(messages[0])
-        with pytest.raises(UnknownMemberId):
-            consumer.flush()
-        join = consumer._member.membership.join
-
-        def submit_late(*arguments: Any) -> None:
-            join(*arguments)
-            raise RequestTimedOut("No answer; the outcome is unknown.")
-
-        monkeypatch.setattr(consumer._member.membership, "join", submit_late)
-        with pytest.raises(RequestTimedOut):
-            consumer.poll()
-        monkeypatch.undo()
-        redelivered = take_messages(consumer, 2)
-        consumer.ack(redelivered)
-        with suppress(FencedMemberEpoch):  # acknowledged before the member was lost
-            consumer.flush()
-        consumer.flush()
-        assert read_deliveries(mq, group, topic) == {0: []}
 
 
 def test_fenced_member_learns_that_its_acknowledgements_do_not_count(mq: Connection) -> None:

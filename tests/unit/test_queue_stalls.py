@@ -31,33 +31,6 @@ def examine(world: QueueWorld) -> Any:
     return doctor.check_groups(connection, observer)  # type: ignore[arg-type]
 
 
-def test_doctor_writes_the_command_of_each_stall_behind_its_sentence_and_none_twice() -> None:
-    cures = [
-        ("a", "Restart it.", [["transactions", "abort", "etl"]]),
-        ("b", "Restart it.", [["transactions", "abort", "etl"]]),
-        ("c", "Remove it.", [["groups", "remove-members", "c", "--member", "m"]]),
-        ("c", "It has to poll.", []),
-    ]
-    groups = [
-        SimpleNamespace(
-            group=group,
-            members=1,
-            stalls=[Stall("no poll", "", None, None, None, "It waits.", advice, 0, 0, commands=commands)],
-        )
-        for group, advice, commands in cures
-    ]
-    observation = SimpleNamespace(groups=SimpleNamespace(all=lambda rates: groups))
-    connection = SimpleNamespace(namespace=SimpleNamespace(files=SimpleNamespace(time_ms=lambda: 1)))
-    finding = doctor.check_groups(connection, SimpleNamespace(look=lambda: nullcontext(observation)))  # type: ignore[arg-type]
-    record = finding.to_record("p")
-    assert record["advice"] == (
-        "a, b: Restart it. Command: `lakemq --path p transactions abort etl`. "
-        "c: Remove it. Command: `lakemq --path p groups remove-members c --member m`. c: It has to poll."
-    )
-    assert [*map(list, finding.commands)] == [["transactions", "abort", "etl"], cures[2][2][0]]
-    assert {*record} == {"check", "ok", "found", "advice", "commands", "state"}
-
-
 def poll(consumer: QueueConsumer, count: int) -> list[Any]:
     messages: list[Any] = []
     for _ in range(20):

@@ -20,8 +20,6 @@ from typer.testing import Result
 from unit.served import run_sql, served, wait_for_files
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.config import load_config
-from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules import schedules
 from lakemq.engine.protocol.rules.schedules import find_due_occurrences
@@ -145,21 +143,6 @@ def test_the_last_of_many_missed_occurrences_is_found_without_a_walk_through_the
     assert len(found) <= 2 * 18  # 2 ** 18 minutes are half a year
 
 
-@examples(200)
-@given(
-    st.sampled_from(["30 2 * * *", "0,30 1,2 * * *", "* * * * *", "0 * * * *", "0 0 L * *", "15 1 * * SUN#1"]),
-    st.sampled_from([zone for zone, *_ in CHANGES]),
-    st.datetimes(datetime(2026, 1, 1), datetime(2027, 12, 31)),
-)
-def test_occurrences_only_go_forward_in_every_time_zone(cron: str, zone: str, begin: datetime) -> None:
-    after = int(begin.replace(tzinfo=UTC).timestamp() * 1000)
-    for _ in range(5):
-        at_ms = schedules.find_next_ms(cron, zone, after)
-        assert at_ms > after
-        assert at_ms % MINUTE_MS == 0
-        after = at_ms
-
-
 @examples(500)
 @given(st.text(st.sampled_from("0123456789*/,-#LWMONJAN abc²\0"), max_size=300), st.text(max_size=80))
 def test_any_text_is_an_expression_and_a_zone_or_is_refused(cron: str, zone: str) -> None:
@@ -249,27 +232,6 @@ def test_a_name_that_is_a_folder_of_time_zones_is_refused(mq: Harness) -> None:
     assert mq.refused(CreateSchedule("c", "t", "0 * * * *", "Europe")).error == InvalidSchedule.name
 
 
-def test_an_occurrence_that_fails_unexpectedly_pauses_its_schedule_and_no_other(
-    mq: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decide = schedules.decide_produce
-    calls: list[Any] = []
-
-    def fail_first(*arguments: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == 1:
-            raise ZeroDivisionError("defect")
-        return decide(*arguments)
-
-    monkeypatch.setattr(schedules, "decide_produce", fail_first)
-    mq.now_ms += HOUR_MS
-    assert mq.recur() == ["schedule_paused", "occurrence_decided"]
-    assert [schedule.reason for schedule in mq.state.schedules] == [
-        "The occurrence cannot be decided: ZeroDivisionError('defect')",
-        None,
-    ]
-
-
 def test_there_are_at_most_ten_thousand_schedules(mq: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "MAX_SCHEDULES", 2)
     refusal = mq.refused(CreateSchedule("c", "t", "0 * * * *"))
@@ -335,30 +297,6 @@ def test_a_schedule_that_exists_is_accepted_with_exist_ok_if_its_arguments_are_t
             mq.schedules.create("daily", "t", **{**arguments, "cron": "0 9 * * *", "value": "v"}, exist_ok=True)
         with pytest.raises(ScheduleAlreadyExists):
             mq.schedules.create("daily", "t", **arguments)
-
-
-def test_the_leader_rests_before_it_reads_a_time_zone_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(step_decider, "RETRY_MS", HOUR_MS)
-    clock = MovableClock()
-    with Connection(open_namespace(str(tmp_path / "mq"), load_config(), create=True), clock=clock) as mq:
-        with mq.serving():
-            mq.topics.create("t", 1)
-            mq.schedules.create("daily", "t", cron="0 8 * * *")
-        sequencer = mq.sequencer()
-        assert sequencer.try_lead()
-        clock.ahead_ms += 24 * HOUR_MS
-        with monkeypatch.context() as patch:
-            patch.setattr(schedules, "ZoneInfo", fail_to_open)
-            for _ in range(10):
-                sequencer.step()
-        assert caplog.text.count("The schedule daily and 0 others are tried again") == 1
-        assert read_all(mq, "t") == []
-        clock.ahead_ms += HOUR_MS
-        sequencer.step()
-        assert len(read_all(mq, "t")) == 1
-        sequencer.resign()
 
 
 @pytest.mark.slow

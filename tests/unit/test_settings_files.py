@@ -11,7 +11,7 @@ from unit.served import served
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance.row_audit import compare_with_replay
-from lakemq.engine.namespace.config import ENGINE, EngineConfig, build_limits, load_config
+from lakemq.engine.namespace.config import ENGINE, EngineConfig, load_config
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.hashing import shard
 from lakemq.engine.protocol.parameters import GROUP, MEMBER, TOPIC
@@ -136,18 +136,6 @@ def test_a_default_dead_letter_topic_is_none_of_its_own(tmp_path: Path) -> None:
             mq.topics.create("orders")
         assert mq.topics.create("given-up").config == {}
         assert mq.topics.create("orders").config == {"dead.letter.topic": "given-up"}
-
-
-def test_a_file_may_set_them(tmp_path: Path) -> None:
-    file = tmp_path / "lakemq.yaml"
-    file.write_text("".join(f"{key}: {value}\n" for key, value in DEFAULTS.items()) + "lease.ms: 5000\n")
-    config = load_config(str(file))
-    assert config["lease.ms"] == 5000
-    assert config.topic_defaults == {"retention.ms": 86_400_000, "delay.levels": (1000, 2000)}
-    assert config.group_defaults == {"max.redelivery.count": 2, "group.protocol": "cooperative"}
-    assert config.member_defaults["session_timeout_ms"] == 12_000
-    assert build_limits(config).topic_defaults == config.topic_defaults
-    assert len(config) == len(ENGINE.declared)
 
 
 @pytest.mark.parametrize("bad", ["retention.ms", "max.redelivery.count", "session.timeout.ms"])

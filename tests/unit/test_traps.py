@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -13,10 +12,6 @@ import pytest
 from unit.served import new_name, new_topic, now_ms, values
 
 import lakemq
-from lakemq.engine.client.arguments import (
-    parse_text,
-    parse_whole_number,
-)
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.clock import StoreClock, SystemClock
 from lakemq.engine.namespace.config import load_config
@@ -24,7 +19,6 @@ from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.store_errors import store_errors
 from lakemq.errors import (
     InvalidConfig,
-    InvalidRequest,
     InvalidTimestamp,
     LakeMQError,
     NamespaceError,
@@ -271,10 +265,6 @@ def test_tilde_is_the_home_folder_in_paths(tmp_path: Path, monkeypatch: pytest.M
 # -- access ---------------------------------------------------------------------------------------------
 
 
-def deny(*_: Any, **__: Any) -> Any:
-    raise PermissionError(errno.EACCES, "Permission denied")
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -294,15 +284,6 @@ def test_denied_access_has_another_error_than_a_failing_store(error: OSError, ki
 
 
 # Arguments of a call: right ones become plain Python, wrong ones are refused with `found` and `expected`.
-
-
-def test_error_repeats_no_payload_and_no_long_text() -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        parse_text("key", b"secret")
-    assert refused.value.found == "an object of type bytes"
-    with pytest.raises(InvalidRequest) as refused:
-        parse_whole_number("key", "9" * 5000)
-    assert len(str(refused.value)) < 200
 
 
 # -- Mistakes of a first hour: the answer says what was found, and what was expected ---------------------

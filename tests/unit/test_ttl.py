@@ -144,21 +144,6 @@ def test_poll_returns_the_message_behind_thousands_of_expired_ones(mq: Connectio
         assert consumer.commit() == {(topic, 0): 4_502, (topic, 1): 4_501}
 
 
-def test_poll_skips_expired_messages_up_to_max_records(mq: Connection) -> None:
-    topic, size = new_topic(mq), 40
-    lives = [SHORT_MS if n % 5 else None for n in range(size)]
-    mq.publish(topic, pa.table({"value": [str(n) for n in range(size)], "ttl_ms": pa.array(lives, pa.int64())}))
-    age()
-    with mq.consumer(new_name("g"), assign=[(topic, 0)]) as consumer:
-        consumer.seek(topic, 0, 1)
-        offsets = []
-        while batch := consumer.poll(2):
-            assert batch.record_count <= 2
-            offsets += [message.offset for message in batch]
-        assert offsets == [5, 10, 15, 20, 25, 30, 35]
-        assert consumer.position(topic, 0) == size
-
-
 def has_topic(mq: Connection, name: str) -> bool:
     return any(topic.topic == name for topic in mq.topics.list())
 
@@ -278,22 +263,6 @@ def test_unreadable_message_does_not_count_as_expired(mq: Connection) -> None:
         consumer.commit()
     assert mq.groups.describe(group).expired == 0
     moved_file.rename(moved_file.with_suffix(".parquet"))  # other tests query the namespace
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_message_that_becomes_readable_again_is_delivered(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    moved_file = publish_unreadable(mq, topic)
-    with member(mq, topic, group) as consumer:
-        batches: list[Any] = []
-        until(lambda: bool(batches.append(consumer.poll(timeout_ms=20)) or batches[-1]))
-        moved_file.rename(moved_file.with_suffix(".parquet"))
-        shown = list(batches[-1])
-        assert len(shown) == batches[-1].record_count == 1
-        consumer.ack(shown)
-        consumer.flush()
-        assert mq.groups.describe(group).lag == 0
 
 
 def _reject_unreadable(consumer: QueueConsumer, batch: Any) -> bool:

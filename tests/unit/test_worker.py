@@ -528,17 +528,6 @@ def test_each_handler_runs_in_a_span_that_links_to_the_publishing_one(
     assert (failed.status.description, done.status.status_code) == ("ValueError: no book", trace.StatusCode.UNSET)
 
 
-def test_a_handler_runs_without_the_cost_of_a_span_if_the_application_imports_opentelemetry_and_sets_no_tracer(
-    mq: Connection, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "opentelemetry.trace" in sys.modules
-    monkeypatch.setattr(HandlerLoop, "_call_in_span", None)
-    publish(mq, "a book")
-    worker = start(lambda message: None)
-    wait_until_idle(mq, "ship", PATIENCE_S)
-    assert worker.end() == WorkerReport(1, 0, 0)
-
-
 def test_the_log_names_each_failure_with_its_place_and_the_counts_at_the_end(
     mq: Connection, start: Callable[..., Running], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -564,11 +553,6 @@ def test_the_log_names_each_failure_with_its_place_and_the_counts_at_the_end(
     )
     assert rejected[1].startswith("A handler failed. The message is rejected. orders-0, offset 1, delivery ")
     assert all(failure[2] for failure in failures), "with the traceback"
-
-
-def test_a_failure_is_described_by_type_text_and_place() -> None:
-    assert describe_failure(ValueError("no\tbook")) == "ValueError: no\tbook"
-    assert describe_failure(SyntaxError("no book", ("shop.py", 1, 1, "book", 1, 4))) == "SyntaxError: no book"
 
 
 @pytest.mark.parametrize(
