@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import resource
 import struct
 import threading
@@ -149,22 +147,6 @@ def test_a_client_that_takes_no_answer_is_left_after_a_while(leader: Leader) -> 
     until(lambda: not len(leader.lines.table))
 
 
-def test_a_connection_that_cannot_be_watched_is_closed_and_no_other(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system bounds how many descriptors a user may watch."""
-    served = leader.connect().greet()
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(leader.lines._selector, "register", refuse)
-        assert leader.connect().receive() is None
-    served.send(encode_letter_frame(1, b"goes on"))
-    assert leader.take().body == b"goes on"
-
-
 def test_a_silent_connection_and_a_letter_without_an_end_are_left_after_a_while(leader: Leader) -> None:
     idle = leader.connect().greet(Hello("ns", 3, "secret", "idle"))
     silent, endless = leader.connect(), leader.connect().greet()
@@ -308,9 +290,3 @@ def test_an_address_leads_to_no_socket_of_another_program(name: str) -> None:
     body = encode_address(LineAddress("ns", 1, "token", name))
     with pytest.raises(ValueError, match="socket"):
         decode_address(body)
-
-
-def cut(data: bytes) -> list[Frame]:
-    reader = FrameReader(1000)
-    reader.add(data)
-    return list(reader.frames())

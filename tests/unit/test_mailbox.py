@@ -1,6 +1,5 @@
 """The mailbox over every kind of Files: one suite of behaviours, then its bounds and several processes."""
 
-import os
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -77,21 +76,6 @@ def test_invalid_client_id_is_refused(files: Files, client_id: str):
     assert files.list("mailbox") == []
 
 
-@pytest.mark.parametrize(
-    ("number", "now_ms", "message"),
-    [
-        (0, NOW_MS, "number of a letter: found 0, expected"),
-        (-1, NOW_MS, "number of a letter: found -1, expected"),
-        (10**10, NOW_MS, "number of a letter: found 10000000000, expected"),
-        (1, -1, "now_ms: found -1, expected"),
-        (1, 10**13, "now_ms: found 10000000000000, expected"),
-    ],
-)
-def test_number_or_time_outside_a_letters_name_is_refused(files: Files, number: int, now_ms: int, message: str):
-    with pytest.raises(ValueError, match=message):
-        Mailbox(files).put("c", number, b"", now_ms)
-
-
 # -- letters --------------------------------------------------------------------------------------------
 
 
@@ -162,19 +146,6 @@ def test_a_forgotten_client_leaves_nothing_and_others_stay(files: Files, tmp_pat
     assert mailbox.poll_answer("cc", 2) == b"answer"
     mailbox.put_answer("c", 3, b"late")
     assert mailbox.poll_answer("c", 3) == b"late"
-
-
-def test_the_age_of_replies_is_by_the_stores_time(files: Files, tmp_path: Path):
-    mailbox = Mailbox(files)
-    mailbox.put_answer("c", 1, b"")
-    mailbox.put_answer("c", 2, b"")
-    os.utime(tmp_path / "replies/c/0000000002", (1_000, 1_000))
-    files.put("replies/-no client/1", b"")
-    assert mailbox.list_answered_clients() == ["c"]
-    age_ms = mailbox.store_time_ms() - (mailbox.last_answer_ms("c") or 0)
-    assert 0 <= age_ms < 60_000
-    assert mailbox.last_answer_ms("nobody") is None
-    assert mailbox.list_answered_clients() == ["c"]
 
 
 # -- the limit ------------------------------------------------------------------------------------------

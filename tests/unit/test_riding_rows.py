@@ -17,8 +17,7 @@ from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import read_file_facts, write_data_file
 from lakemq.engine.protocol.codec.steps import decode_step_rows
 from lakemq.engine.protocol.rows.log import collect_journaled_rows
-from lakemq.engine.protocol.values.journal import JournalEntry, Step
-from lakemq.engine.protocol.values.log import RowsJournaled
+from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.sequencer import projector
 from lakemq.engine.sequencer.projector import write_journaled_rows
 from lakemq.errors import FileTruncated
@@ -156,16 +155,6 @@ def test_file_with_other_rows_is_not_adopted(mq: Connection, wrong: str) -> None
         second.resign()
     assert mq.namespace.store.open(MESSAGES).files() == []
     assert read_stored_values(mq) == []
-
-
-def test_rows_without_those_before_them_make_no_file() -> None:
-    def step(number: int, first_row: int, rows: bytes | None = b"") -> Step:
-        return Step(number, 0, 1, [JournalEntry(RowsJournaled(7, first_row, 2))], rows)
-
-    assert collect_journaled_rows([step(1, 0), step(2, 2)])[0].record_count == 4
-    for wrong in ([step(2, 2)], [step(1, 0), step(3, 4)], [step(1, 0), step(1, 0)], [step(1, 0, None)]):
-        with pytest.raises(ValueError, match="0000000000000007"):
-            collect_journaled_rows(wrong)
 
 
 # -- bounds -------------------------------------------------------------------------------------------------

@@ -153,20 +153,6 @@ def test_records_become_the_same_rows_in_both_forms(rows: list[tuple[Any, ...]])
 
 
 @pytest.mark.parametrize(
-    ("table", "form"),
-    [
-        (pa.table({"value": pa.array([], pa.binary())}), ArrowBody),
-        (pa.table({"value": ["x"] * FEW_ROWS}), FewBody),
-        (pa.table({"value": ["x"] * (FEW_ROWS + 1)}), ArrowBody),
-        (pa.table({"value": ["x" * (FEW_BYTES + 1)]}), ArrowBody),
-        (pa.table({"value": [None], "partition": pa.array([0], pa.uint8())}), FewBody),
-    ],
-)
-def test_few_rows_become_lists_and_others_arrow(table: pa.Table, form: type) -> None:
-    assert isinstance(build_body(table, "t", NOW_MS)[0], form)
-
-
-@pytest.mark.parametrize(
     "table",
     [
         pa.table({"key": ["k"]}),

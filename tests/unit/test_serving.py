@@ -23,7 +23,7 @@ from lakemq.engine.namespace.data_file import new_file_id, write_data_file
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.errors import FileMissing, IllegalState, StorageError, UnknownServerError
+from lakemq.engine.protocol.errors import FileMissing, StorageError, UnknownServerError
 from lakemq.engine.protocol.rules import schedules
 from lakemq.engine.protocol.values.clients import LeaderElected
 from lakemq.engine.protocol.values.decision import Decision, DecisionInputs
@@ -426,20 +426,3 @@ workers.shutdown(wait=False, cancel_futures=True)
 def test_a_store_that_hangs_does_not_keep_the_process() -> None:
     completed = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30)
     assert completed.stdout == "True\n"
-
-
-def test_serving_that_comes_while_the_connection_closes_is_ended(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    servings: list[Serving] = []
-
-    class Late(Serving):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            servings.append(self)
-            mq.close()
-
-    monkeypatch.setattr("lakemq.engine.sequencer.serving.Serving", Late)
-    with pytest.raises(IllegalState):
-        mq.serving()
-    assert servings[0].wait(0)

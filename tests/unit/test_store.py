@@ -108,16 +108,6 @@ def test_a_fresh_handle_cannot_sneak_past_the_version_it_names(store: Store, fol
     assert list_files(folder) == before
 
 
-def test_a_foreign_commit_is_a_conflict_too(store: Store, handle: TableHandle) -> None:
-    DeltaTable(store.uri(NOTES)).optimize.compact()
-    write_deltalake(store.uri(NOTES), make_notes(9), mode="append")
-    with pytest.raises(CommitConflict):
-        handle.append_at(0, make_notes(1))
-    handle.reopen()
-    (commit,) = handle.commits_after(0)
-    assert commit["operation"] == "WRITE"
-
-
 # -- replace_at ---------------------------------------------------------------------------------------------
 
 
@@ -201,15 +191,6 @@ def test_files_outside_the_bounds_are_not_opened(three_files: TableHandle, folde
     assert list_steps(three_files.read(step=(5, 5))) == [5]
     with pytest.raises(FileNotFoundError):
         three_files.read(step=(3, 5))
-
-
-def test_files_are_chosen_by_their_statistics(three_files: TableHandle) -> None:
-    (file,) = three_files.files(step=(5, 5))
-    assert (file.statistics["min.step"], file.statistics["max.step"], file.record_count) == (4, 6, 3)
-    cases = [(6, 9), (7, 9), (1, 4), (1, 3), (None, 4), (None, 3), (7, None)]
-    chosen = {bounds: [file.path for file in three_files.files(step=bounds)] for bounds in cases}
-    assert [b for b, paths in chosen.items() if file.path not in paths] == [(7, 9), (1, 3), (None, 3), (7, None)]
-    assert len(three_files.files(nothing_known=(1, 2))) == 3
 
 
 def test_a_file_without_statistics_is_never_passed_over(handle: TableHandle, folder: Path) -> None:

@@ -322,23 +322,6 @@ def test_closed_clients_leave_no_descriptor_and_no_object(leader: TcpLeader) -> 
     assert leader.files.list("mailbox") == []
 
 
-class FailingFiles(LocalFiles):
-    """Files of which the first puts fail. Later ones wait until they may succeed."""
-
-    def __init__(self, root: str, failures: int) -> None:
-        super().__init__(root)
-        self.failures = failures
-        self.is_putting, self.may_put = threading.Event(), threading.Event()
-
-    def put(self, name: str, body: bytes, *, durable: bool = True) -> None:
-        if self.failures:
-            self.failures -= 1
-            raise OSError("503 Slow Down")
-        self.is_putting.set()
-        assert self.may_put.wait(PATIENCE_S)
-        super().put(name, body, durable=durable)
-
-
 def open_lines(files: LocalFiles) -> LineServer:
     clock = MovableClock()
     lines = line_opener.open_term_lines(files, "ns", 1, LEASE_MS, clock.steady_ms(), threading.Event(), clock)
@@ -361,19 +344,6 @@ def test_a_socket_that_cannot_be_made_is_reported_and_made_later(
     sockets.connect_unix(str(tmp_path / address.socket), 1).close()
     lines.close()
     assert list(obstacle.iterdir()) == []
-
-
-def test_a_line_that_is_announced_while_its_term_ends_is_withdrawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(line_opener, "AGAIN_S", 0.01)
-    files = FailingFiles(str(tmp_path), failures=1)
-    lines = open_lines(files)
-    assert files.is_putting.wait(PATIENCE_S)
-    lines.close()
-    files.may_put.set()
-    until(lambda: not any(thread.name == "lakemq-line-opener" for thread in threading.enumerate()))
-    assert files.list("line") == []
 
 
 # Deadlines of a stepped_leader with lines: they pass, and never before a letter that was sent in time.
