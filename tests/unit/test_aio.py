@@ -1,18 +1,15 @@
 """`lakemq.aio`: awaited sends and polls; what is cancelled loses no message."""
 
 import asyncio
-import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from functools import cached_property
-from typing import Any, get_type_hints
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from targets import extended_but
 from unit.consuming import add, create_queue_group, new_group, read_deliveries, read_texts, texts
-from unit.pages import read_page
 from unit.served import new_name, new_topic, until, values
 
 import lakemq.aio
@@ -410,25 +407,3 @@ def test_a_consumer_outside_its_block_is_refused(mq: Connection, topic: str, gro
         assert (await connection.run(connection.sync.publish, topic, pa.table({"value": ["a"]}))).record_count == 1
 
     run(mq, main)
-
-
-# -- all other calls --------------------------------------------------------------------------------------
-
-
-def test_run_awaits_each_call_of_a_connection_that_has_no_wrapper() -> None:
-    """A call that yields, or awaits itself, needs a wrapper. The page names the objects whose calls `run` awaits."""
-    members = {name: inspect.getattr_static(Connection, name) for name in dir(Connection) if name[0] != "_"}
-    calls = {name: member for name, member in members.items() if inspect.isfunction(member)}
-    objects = {name: member for name, member in members.items() if isinstance(member, cached_property)}
-    assert {*members} == {*calls, *objects}
-    for name, member in objects.items():
-        assert f"`{name}`" in read_page("asyncio.md")
-        kind = get_type_hints(member.func)["return"]
-        calls |= {
-            f"{name}.{call}": method for call, method in inspect.getmembers(kind, inspect.isfunction) if call[0] != "_"
-        }
-    wrapped = {name for name in dir(lakemq.aio.AsyncConnection) if name[0] != "_"}
-    assert wrapped == {"consumer", "producer", "run"}
-    for name in calls.keys() - wrapped:
-        is_plain = not (inspect.isgeneratorfunction(calls[name]) or inspect.iscoroutinefunction(calls[name]))
-        assert is_plain, name

@@ -1,6 +1,5 @@
 """Assignors of other packages: how they are found, and that nothing they do harms anything else."""
 
-import configparser
 import itertools
 import re
 import sys
@@ -8,7 +7,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +26,6 @@ from lakemq.engine.sequencer.assignments import (
 )
 from lakemq.errors import UnsupportedAssignor
 
-SETUP = Path(__file__).parents[2] / "setup.cfg"
 COUNTS = {"t": 3, "u": 1, "nobody's": 2}
 MEMBERS = {"c1": Member(("t",)), "c2": Member(("t", "u")), "c3": Member(("gone",))}
 GOOD = {"c1": [("t", 0), ("t", 1)], "c2": [("t", 2), ("u", 0)], "c3": []}
@@ -74,17 +71,6 @@ def check_fallback(computed: ComputedAssignment) -> str:
 
 
 # -- what is found --------------------------------------------------------------------------------------
-
-
-def test_entry_points_of_the_package_name_the_built_in_assignors() -> None:
-    setup = configparser.ConfigParser(interpolation=None)
-    setup.read(SETUP)
-    entry_points = dict(line.split(" = ") for line in setup["options.entry_points"][GROUP].split("\n") if line)
-    attributes = {}
-    for name, value in entry_points.items():
-        module, attribute = value.split(":")
-        attributes[name] = getattr(import_module(module), attribute)
-    assert attributes == BUILT_IN
 
 
 def test_plug_in_does_not_replace_a_built_in_assignor_of_its_name(install: Install) -> None:

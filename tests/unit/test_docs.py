@@ -4,7 +4,7 @@ import configparser
 import doctest
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -24,7 +24,6 @@ from lakemq.engine.protocol.unsupported_settings import REPLACEMENTS, UNSUPPORTE
 from lakemq.jobs.cli import app
 from lakemq.tables.views import VIEWS
 
-ADRS = sorted((DOCS / "adr").glob("[0-9]*.md"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in sorted([*CHECKOUT.glob("*.md"), *DOCS.rglob("*.md")])}
 """The text of each page."""
 
@@ -88,32 +87,6 @@ def test_pages_are_linked_from_the_index_and_the_index_from_the_readme() -> None
     assert "(docs/index.md)" in read_page("README.md")
 
 
-# -- decisions ------------------------------------------------------------------------------------------
-
-
-def test_decisions_are_numbered_and_indexed_and_have_four_parts() -> None:
-    index = read_page("adr/README.md")
-    assert [int(page.name[:4]) for page in ADRS] == list(range(1, len(ADRS) + 1))
-    wrong = []
-    for number, page in enumerate(ADRS, 1):
-        title, *lines = TEXTS[page].splitlines()
-        is_indexed = f"{number}. [{title.split('. ', 1)[1]}]({page.name})" in index
-        parts = [line[3:] for line in lines if line.startswith("## ")]
-        has_parts = parts == ["Context", "Decision", "Evidence", "Consequences"]
-        if not (title.startswith(f"# {number}. ") and is_indexed and has_parts and len(lines) < 79):
-            wrong.append(page.name)
-    assert wrong == []
-
-
-def test_every_dependency_has_its_reason() -> None:
-    setup = configparser.ConfigParser(interpolation=None)
-    setup.read(CHECKOUT / "setup.cfg")
-    lines = "\n".join([setup["options"]["install_requires"], *setup["options.extras_require"].values()]).splitlines()
-    required = {re.split(r"[<>=!\[; ]", line)[0] for line in lines if line and not line.startswith(("#", "%"))}
-    bullets = re.findall(r"^- ((?:`[\w-]+`(?:, )?)+):", TEXTS[ADRS[1]], re.MULTILINE)
-    assert {name for bullet in bullets for name in re.findall(r"[\w-]+", bullet)} == required
-
-
 # -- manifests ------------------------------------------------------------------------------------------
 
 
@@ -175,43 +148,12 @@ def test_options_of_kafka_on_the_page_exist_or_are_refused_with_a_reason() -> No
 # -- docstrings of public names -------------------------------------------------------------------------
 
 
-WITHOUT_ERRORS = ("ConsumerBatch.explain", "RebalanceListener.")
-"""The first is for the consumer. Methods of the others are the user's."""
-
-
-def list_public_calls() -> Iterator[tuple[str, Callable[..., object]]]:
-    """Yield functions of `lakemq`, and methods of its classes, but those of the standard library."""
-    for name, item in ((name, getattr(lakemq, name)) for name in lakemq.__all__):
-        if inspect.isfunction(item):
-            yield name, item
-        for method, function in inspect.getmembers(item, inspect.isfunction) if inspect.isclass(item) else ():
-            if method[0] != "_" and function.__module__.startswith("lakemq."):
-                yield f"{name}.{method}", function
-
-
 def test_public_names_show_an_example_that_compiles() -> None:
     names = [name for name in lakemq.__all__ if not inspect.ismodule(getattr(lakemq, name))]
     examples = {name: doctest.DocTestParser().get_examples(getattr(lakemq, name).__doc__) for name in names}
     assert [name for name in names if not examples[name]] == []
     for example in (example for listed in examples.values() for example in listed):
         compile(example.source, example.source, "single")
-
-
-def test_public_calls_document_arguments_results_and_errors() -> None:
-    """A call without arguments may have no errors of its own."""
-    undocumented = []
-    for name, call in list_public_calls():
-        text, signature = inspect.getdoc(call) or "", inspect.signature(call)
-        parameters = [parameter.lstrip("*") for parameter in signature.parameters if parameter != "self"]
-        arguments = text.partition("Args:\n")[2]
-        missing = [parameter for parameter in parameters if not re.search(rf"^ +\**{parameter}: ", arguments, re.M)]
-        missing += [] if text else ["docstring"]
-        if signature.return_annotation not in ("None", None) and not re.search(r"return|yield|None", text, re.I):
-            missing.append("Returns")
-        if parameters and "Raises" not in text and not name.startswith(WITHOUT_ERRORS):
-            missing.append("Raises")
-        undocumented += [f"{name}: {what}" for what in missing]
-    assert undocumented == []
 
 
 # -- Kafka's tools --------------------------------------------------------------------------------------

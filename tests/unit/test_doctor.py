@@ -1,6 +1,5 @@
 """The doctor finds each problem and says how to mend it. In a healthy namespace it finds nothing."""
 
-import configparser
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from lakemq.jobs import jars
 from lakemq.jobs.cli import app
 from lakemq.jobs.doctor import examination as doctor
 from lakemq.jobs.doctor import namespace as doctor_namespace
-from lakemq.jobs.doctor.examination import examine, requirements
+from lakemq.jobs.doctor.examination import examine
 from lakemq.jobs.doctor.namespace import Finding, check_sequencer, make_checks
 from lakemq.tables.specs.messages import MESSAGES, REJECTED_ROWS
 from lakemq.tables.storage.object_stores.files import LocalFiles
@@ -116,15 +115,6 @@ def test_a_version_out_of_range_is_named_with_its_range(monkeypatch: pytest.Monk
     assert "pandas 3.0.1" in finding.found
     assert "pandas<3,>=2.2" in finding.advice or "pandas>=2.2,<3" in finding.advice
     assert f"delta-spark=={jars.DELTA_VERSION}" in finding.advice
-
-
-def test_the_ranges_are_those_of_the_package() -> None:
-    setup = configparser.ConfigParser(interpolation=None)
-    setup.read(CHECKOUT / "setup.cfg")
-    declared = "\n".join([setup["options"]["install_requires"], *setup["options.extras_require"].values()]).splitlines()
-    names = {line.split("<")[0].split(">")[0].split("=")[0] for line in declared if line and line[0] not in "#%"}
-    assert set(requirements()) == names
-    assert {"pyspark", "delta-spark", "deltalake", "pyarrow", "pandas", "duckdb"} <= names
 
 
 # -- the namespace --------------------------------------------------------------------------------------
