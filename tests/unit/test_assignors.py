@@ -158,14 +158,6 @@ def test_members_with_one_subscription_differ_by_one_partition_at_most(case: Cas
 
 @examples()
 @given(case=equals)
-def test_sticky_without_owners_deals_as_roundrobin_does_where_all_subscribe_the_same(case: Case) -> None:
-    counts, members = case
-    new = {member_id: Member(member.topics, (), member.instance_id) for member_id, member in members.items()}
-    assert BUILT_IN["sticky"](counts, new) == {m: sorted(p) for m, p in BUILT_IN["roundrobin"](counts, new).items()}
-
-
-@examples()
-@given(case=equals)
 def test_sticky_moves_no_more_than_it_must_where_all_subscribe_the_same(case: Case) -> None:
     counts, members = case
     owner_by_partition = find_owners(members, counts)

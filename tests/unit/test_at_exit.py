@@ -1,12 +1,9 @@
 """Hooks at the end of the interpreter, and their time limits. `test_serving_end.py` shows their order, and forks."""
 
 import logging
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import duckdb
 import pytest
@@ -100,27 +97,3 @@ def test_exit_interrupts_native_calls_waits_for_them_and_lets_no_daemon_thread_b
     assert events[-1] == "late"
     nested()
     assert events[-1] == "nested", "the main thread may go on"
-
-
-LATE = """
-import atexit, sys
-def publish():
-    try:
-        mq.topics.create("late")
-    except Exception as error:
-        print(type(error).__name__)
-atexit.register(publish)
-import lakemq
-serving = lakemq.connect(sys.argv[1], create=True).serving()
-mq = lakemq.connect(sys.argv[1], config={"request.timeout.ms": 200})
-"""
-
-
-@pytest.mark.skipif((3, 12) <= sys.version_info < (3, 12, 3), reason="its atexit handlers can start no thread")
-@pytest.mark.extended
-def test_call_after_the_end_of_its_own_sequencer_says_so(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LATE, str(tmp_path / "mq")], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "RequestTimedOut\n"
-    assert "after the sequencer of this process has ended with the interpreter" in done.stderr

@@ -2,13 +2,15 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.served import new_name, served, values
+from unit.served import new_name, served, until, values
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.options import RebalanceListener
 from lakemq.errors import IllegalState, UnknownServerError
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -43,6 +45,29 @@ def test_commit_interrupted_in_a_callback_settles_its_futures(mq: Connection, to
         producer.commit_transaction()
         producer.flush()
     assert values(mq, topic) == ["0", "1", "2"]
+
+
+class InterruptedListener(RebalanceListener):
+    """Ctrl-C comes while it handles revoked partitions."""
+
+    def on_revoked(self, partitions: Any) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("call", ["close", "unsubscribe"])
+def test_ctrl_c_in_listener_ends_leave_without_answer(tmp_path: Path, call: str) -> None:
+    with served(tmp_path) as mq:
+        mq.topics.create("t")
+        consumer = mq.consumer("g", topics=["t"], protocol="cooperative", listener=InterruptedListener())
+        until(lambda: bool(consumer.poll().outcome and consumer.assignment()))
+        for serving in mq._open.serving:
+            serving.close()
+        began_s = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            getattr(consumer, call)()
+        assert time.monotonic() - began_s < 10  # without an answer the request would time out after 30 s
+        with mq.serving():  # the connection waits for the answer when it is closed
+            until(lambda: mq.requester.waited_ms() is None)
 
 
 def test_connection_is_not_closed_in_a_callback(tmp_path: Path) -> None:

@@ -82,6 +82,12 @@ def test_exported_offsets_are_read_again(mq: Connection, lake: Lakemq, topic: st
     lake("reset-offsets", one, two, "--all-topics", "--to-latest", "--execute")
     lake("reset-offsets", one, two, "--from-file", str(file), "--execute")
     assert (offsets(mq, one), offsets(mq, two)) == ([3, 4], [1])
+    lines = tmp_path / "offsets.jsonl"
+    lines.write_text(
+        lake("reset-offsets", one, "--all-topics", "--to-offset", "2", "--export", "--output", "json").stdout
+    )
+    lake("reset-offsets", one, "--from-file", str(lines), "--execute")
+    assert offsets(mq, one) == [2, 2]
     file.write_text(lake("reset-offsets", one, "--all-topics", "--to-earliest", "--export").stdout)
     assert file.read_text().splitlines() == [f"{topic},0,0", f"{topic},1,0"]
     file.write_text(file.read_text(), encoding="utf-8-sig")  # as spreadsheets do

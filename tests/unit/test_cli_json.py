@@ -160,17 +160,3 @@ def schedule_message(path: Path) -> str:
     """Schedule a message and return its receipt."""
     with lakemq.connect(str(path)) as mq, mq.serving():
         return mq.delayed.schedule("orders", "again", delay_ms=10**9)
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_exported_offsets_are_read_back_from_json(namespace: Path, tmp_path: Path) -> None:
-    run = ["--path", str(namespace), "groups", "reset-offsets", "backed-up"]
-    with lakemq.connect(str(namespace)) as mq, mq.serving(), mq.consumer("backed-up", assign=["orders"]) as consumer:
-        consumer.commit({("orders", 0): 3})
-    exported = CliRunner().invoke(app, [*run, "--all-topics", "--to-offset", "2", "--export", "--output", "json"])
-    assert json.loads(exported.stdout) == {"group": "backed-up", "topic": "orders", "partition": 0, "offset": 2}
-    (tmp_path / "offsets.jsonl").write_text(exported.stdout)
-    back = [*run, "--from-file", str(tmp_path / "offsets.jsonl"), "--execute", "--output", "json"]
-    done = CliRunner().invoke(app, back)
-    assert [(row["before"], row["after"]) for row in map(json.loads, done.stdout.splitlines())] == [(3, 2)]

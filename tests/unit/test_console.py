@@ -5,7 +5,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ from unit.busy_namespace import HOSTILE, ORDERS, READERS, SHIPPED, WORKERS, Busy
 from unit.served import until
 
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.errors import StorageError
 from lakemq.jobs.console.app import MENU, PAGES
 from lakemq.jobs.console.console import QUERY_LIMITS, Console, ConsoleSettings, NotPossible
 from lakemq.jobs.console.pages import messages
@@ -365,27 +363,6 @@ def test_an_open_transaction_is_shown_with_what_it_holds_up(browser: Browser) ->
 
 
 @pytest.mark.extended
-def test_an_inbox_that_another_writer_broke_fails_only_queries_that_read_it(
-    busy: BusyNamespace, browser: Browser
-) -> None:
-    log = Path(busy.mq.namespace.path, "inbox/_delta_log")
-    broken = log / f"{len([*log.glob('*.json')]):020d}.json"
-    counted = read_sql(busy, "SELECT count(*) AS n FROM log")
-    broken.write_text("{no JSON")
-    try:
-        assert read_sql(busy, "SELECT count(*) AS n FROM log") == counted
-        for columns in ("count(*)", "topic"):
-            with pytest.raises(StorageError, match="inbox: "):
-                read_sql(busy, f"SELECT {columns} FROM inbox")
-        shown = {row[0]: row[2] for row in table_rows(browser.get("/tables"), "Tables")}
-        page = browser.submit(browser.get("/sql"), "/sql", text="SELECT count(*) AS n FROM log")
-        assert table_rows(page, "Result") == [[str(row["n"])] for row in counted]
-    finally:
-        broken.unlink()
-    assert [name for name, files in shown.items() if files == "unreadable"] == ["inbox"]
-
-
-@pytest.mark.extended
 def test_a_query_that_takes_too_long_is_stopped(busy: BusyNamespace) -> None:
     endless = "SELECT count(*) FROM range(10000000) a CROSS JOIN range(10000000) b"
     with open_browser(busy.mq, query_timeout_s=0.3) as hasty:
@@ -411,14 +388,6 @@ def test_a_long_result_is_cut(browser: Browser) -> None:
     page = browser.submit(browser.get("/sql"), "/sql", text="SELECT * FROM range(5000)")
     assert len(table_rows(page, "Result")) == 1_000
     assert "The result has more rows. The first 1,000 are shown." in notices(page)
-
-
-@pytest.mark.extended
-def test_delayed_page_reads_files_within_the_limits_of_a_query(busy: BusyNamespace) -> None:
-    with open_browser(busy.mq, query_timeout_s=0.0) as hasty:
-        page = hasty.get("/delayed")
-    assert table_rows(page, "Topics")[0][0] == ORDERS
-    assert "The query was stopped after 0 s" in " ".join(notices(page))
 
 
 def test_doctor_page_examines_when_its_form_is_sent(browser: Browser) -> None:

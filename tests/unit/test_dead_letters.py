@@ -17,7 +17,7 @@ from lakemq.engine.client.dead_letters import COLUMNS, DeadLetterCount, Redriven
 from lakemq.engine.client.predicate import Predicate
 from lakemq.engine.maintenance.dying_messages import DyingMessages, find_dying
 from lakemq.engine.namespace.data_file import new_file_id
-from lakemq.engine.protocol.values.dead_letters import DyingFound, SettleDeadLetters
+from lakemq.engine.protocol.values.dead_letters import DyingFound
 from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 
 SERVED_WITH = {"project.interval.ms": 50}
@@ -83,26 +83,6 @@ def test_rejected_message_becomes_a_dead_letter_with_its_cause(mq: Connection) -
     assert [key for key, _ in dead[0].headers[2:]] == [f"dead-letter.{name}" for name in CAUSE]
     # nothing was said about its neighbours, and no row was written again
     assert {m.headers for m in mq.fetch(topic)} == {(("trace", b"1"), ("trace", None))}
-
-
-@pytest.mark.extended
-def test_expired_message_of_a_dead_letter_topic_shifts_no_cause(mq: Connection) -> None:
-    """Other producers publish to a dead-letter topic, too, and their messages may expire."""
-    topic, group = new_topic(mq), new_name("g")
-    letters = f"{topic}.dlq"
-    mq.topics.create(letters, 1)
-    mq.publish(letters, pa.table({"value": ["x", "y"]}), ttl_ms=0)
-    mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
-    with member(mq, topic, group) as consumer:
-        for message in take_messages(consumer, 3):
-            consumer.reject([message], error=f"of {message.value.decode()}")
-        consumer.flush()
-        wait_until_done(mq, consumer)
-    until(lambda: mq.dead_letters.all(letters).num_rows == 3)
-    rows = mq.dead_letters.all(letters).select(["value", "error", "source_offset"]).to_pylist()
-    assert rows == [{"value": v.encode(), "error": f"of {v}", "source_offset": n} for n, v in enumerate("abc")]
-    assert mq.dead_letters.purge(letters, "error = 'of b'") == 1
-    assert mq.dead_letters.all(letters)["value"].to_pylist() == [b"a", b"c"]
 
 
 @pytest.mark.extended
@@ -185,22 +165,6 @@ def test_redriven_and_purged_dead_letters_are_not_listed(mq: Connection) -> None
     assert mq.dead_letters.purge(dead) == 2
     assert mq.dead_letters.counts(dead) == []
     assert values(mq, topic)[4:] == ["c"]
-
-
-@pytest.mark.extended
-def test_redrive_waits_only_for_its_own_messages(mq: Connection) -> None:
-    """Another message cannot go back: its topic was deleted when the redrive had already been requested."""
-    dead, deleted_topic, topic = new_name("dead"), new_name("t"), new_name("t")
-    mq.topics.create(dead, 1)
-    for name in (deleted_topic, topic):
-        mq.topics.create(name, 1, config={"dead.letter.topic": dead})
-        mq.publish(name, pa.table({"value": [name]}))
-        reject_messages(mq, name, 1)
-    mq.topics.delete(deleted_topic)
-    topic_id = mq.topics.describe(dead).topic_id
-    mq.requester.ask(SettleDeadLetters(dead, topic_id, {0: [(0, 1)]}))
-    assert mq.dead_letters.redrive(dead) == Redriven(1)
-    assert values(mq, topic) == [topic, topic]
 
 
 @pytest.mark.extended

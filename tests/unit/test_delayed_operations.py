@@ -22,47 +22,15 @@ from unit.served import (
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.delayed_rows import UnreleasedCounter
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.jobs.cli import app
 from lakemq.jobs.release_delayed import release, sentence
 from lakemq.tables.specs.messages import DELAYED
-from lakemq.testing import MovableClock
 
 SERVED_WITH = {"project.interval.ms": 50}
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.extended
-def test_missing_file_holds_up_no_other_delayed_message(tmp_path: Path) -> None:
-    clock = MovableClock()
-    with served(tmp_path) as mq:
-        topic = create_quick_topic(mq)
-        padding = "x" * 1000
-        due_ms = [now_ms() + 100_000 + i for i in range(0, 300, 100)]
-        before = set((tmp_path / "mq" / "messages").glob("*.parquet"))
-        table = pa.table({"value": [padding] * 3, "deliver_at": due_ms})
-        mq.publish(topic, table)
-        mq.publish(topic, pa.table({"value": ["few"]}), delay_ms=100_500)
-        (lost,) = set((tmp_path / "mq" / "messages").glob("*.parquet")) - before
-    lost.rename(tmp_path / "lost")
-    with served(tmp_path, clock) as mq:
-        until(lambda: mq.state().leader != "")
-        clock.ahead_ms += 101_000
-        wait_for_messages(mq, topic, 1)
-        assert values(mq, topic) == ["few"]
-        observer = mq.observer()
-        unreleased = UnreleasedCounter(mq.namespace.files, observer.query).count_unreleased(due_ms[-1])
-        assert unreleased[:2] == (0, 3)
-        assert due_ms[0] <= unreleased.oldest_due_ms < due_ms[1]
-    (tmp_path / "lost").rename(lost)
-    with served(tmp_path, clock) as mq:
-        until(lambda: mq.state().leader != "")  # from now on the time of steps follows the clock
-        clock.ahead_ms += 101_000
-        wait_for_messages(mq, topic, 4)
-        assert len(values(mq, topic)) == 4
 
 
 @pytest.mark.extended
