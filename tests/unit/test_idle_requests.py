@@ -3,7 +3,6 @@
 import http.client
 import itertools
 import os
-import resource
 import socket
 import time
 from collections import Counter
@@ -278,23 +277,8 @@ def test_console_closes_connection_whose_form_does_not_come(mq: Connection) -> N
 
 
 @each_server
-def test_new_connection_takes_place_of_oldest_silent_one(mq: Connection, open_server: OpenServer) -> None:
-    with open_server(mq, HttpLimits(connections=2, request_s=1_000 * PATIENCE_S)) as port, ExitStack() as stack:
-        first, second, _ = (stack.enter_context(connect(port)) for _ in range(3))
-        with suppress(ConnectionResetError):
-            assert first.recv(1) == b""
-        second.sendall(GET + b"Connection: close\r\n\r\n")
-        assert b" 200 OK" in second.recv(1 << 16)
-
-
-@each_server
 def test_silent_connections_keep_no_visitor_out(mq: Connection, open_server: OpenServer) -> None:
     with open_server(mq, HttpLimits(connections=4, request_s=1_000 * PATIENCE_S)) as port, ExitStack() as stack:
         for _ in range(12):
             stack.enter_context(connect(port)).sendall(GET)
         assert read_status(port) == 200
-
-
-def test_server_of_a_process_with_few_descriptors_has_fewer_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (128, 128))
-    assert HttpLimits(connections=64).count_connections() == 8

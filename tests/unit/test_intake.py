@@ -350,38 +350,31 @@ def test_an_empty_mailbox_is_listed_every_one_to_five_seconds() -> None:
     assert count_listings(pace, clock, 60_000) == 60_000 // LONGEST_MS
 
 
-@pytest.fixture
-def line_office(tmp_path: Path) -> Iterator[LineOffice]:
-    line_office = LineOffice(tmp_path)
-    line_office.intake._listing_pace = ListingPace(line_office.clock)
-    yield line_office
-    line_office.close()
-
-
-def test_a_step_that_is_not_due_takes_letters_of_lines_only(line_office: LineOffice) -> None:
-    line = line_office.connect("c1")
-    decide(line_office, line_office.take_letters())
-    line_office.put("c2", 1)
-    line_office.receive(line, "c1", 1)
-    letters = line_office.take_letters()
-    decide(line_office, letters)
+def test_a_step_that_is_not_due_takes_letters_of_lines_only(office: LineOffice) -> None:
+    office.intake._listing_pace = ListingPace(office.clock)
+    line = office.connect("c1")
+    decide(office, office.take_letters())
+    office.put("c2", 1)
+    office.receive(line, "c1", 1)
+    letters = office.take_letters()
+    decide(office, letters)
     assert [opened.name.client_id for opened in letters.taken] == ["c1"]
     assert letters.is_mailbox_skipped
-    line_office.clock.sleep(LONGEST_MS)
-    letters = line_office.take_letters()
+    office.clock.sleep(LONGEST_MS)
+    letters = office.take_letters()
     assert [opened.name.client_id for opened in letters.taken] == ["c2"]
     assert not letters.is_mailbox_skipped
 
 
-def test_letters_that_wait_for_an_earlier_one_are_looked_for_in_each_step(line_office: LineOffice) -> None:
-    line_office.connect("c1")
-    line_office.put("c2", 2)
-    assert line_office.take_letters().gaps
-    line_office.clock.sleep(BUSY_MS + 1)
-    assert line_office.intake._listing_pace is not None
-    line_office.intake._listing_pace.note_listing(has_letters=False)
-    line_office.put("c2", 1)
-    assert [opened.name.number for opened in line_office.take_letters().taken] == [1, 2]
+def test_letters_that_wait_for_an_earlier_one_are_looked_for_in_each_step(office: LineOffice) -> None:
+    office.intake._listing_pace = pace = ListingPace(office.clock)
+    office.connect("c1")
+    office.put("c2", 2)
+    assert office.take_letters().gaps
+    office.clock.sleep(BUSY_MS + 1)
+    pace.note_listing(has_letters=False)
+    office.put("c2", 1)
+    assert [opened.name.number for opened in office.take_letters().taken] == [1, 2]
 
 
 def test_nothing_expires_in_a_step_that_has_not_listed_the_mailbox(stepped_leader: SteppedLeader) -> None:
