@@ -10,9 +10,9 @@ from examples import examples
 from hypothesis import given
 from row_cases import CASES, DESTINATION, NOW_MS, RowCase, read_rows, stored_row, to_columns
 
-from lakemq.engine.client.rows.body import ArrowBody, Body, build_arrow_body
+from lakemq.engine.client.rows.body import ArrowBody, build_arrow_body
 from lakemq.engine.client.rows.delay_rule import DelayRule
-from lakemq.engine.client.rows.few_rows import FEW_BYTES, FEW_ROWS, FewBody, Records, build_body, build_few_body
+from lakemq.engine.client.rows.few_rows import FEW_BYTES, FEW_ROWS, Body, FewBody, Records, build_body, build_few_body
 from lakemq.engine.client.rows.input_rows import list_columns, read_columns
 from lakemq.engine.client.rows.placing import Copy, RequestedPartitions
 from lakemq.engine.client.schemas import SchemaRule

@@ -17,8 +17,9 @@ from ...protocol.errors import LakeMQError, RequestTimedOut, TransactionAborted,
 from ...protocol.values.kinds import AnyResult
 from ...protocol.values.log import Published, RejectedRows
 from ...protocol.values.producers import InitProducer, ProducerDone
-from ..publish.arrow import ArrowPublisher, Body, PreparedPublish, RequestedPartitions
+from ..publish.arrow import ArrowPublisher, PreparedPublish, RequestedPartitions
 from ..requests.requester import Requester, ask_with_retries
+from ..rows.few_rows import Body
 from ..rows.publication import OnRejection, Publication, SequenceCounters, describe_rejected_rows
 from ..tracing import API, find_links, open_span
 from ..transactions.manager import TransactionManager

@@ -5,8 +5,8 @@ from collections import deque
 from typing import Any
 
 from ...namespace.clock import Clock
-from ..publish.arrow import Body, RequestedPartitions
-from ..rows.few_rows import Records
+from ..publish.arrow import RequestedPartitions
+from ..rows.few_rows import Body, Records
 from .delivery import Batch, DeliveryMonitor, RecordFuture
 from .options import ProducerOptions
 

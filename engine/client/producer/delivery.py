@@ -29,8 +29,8 @@ from ...protocol.errors import (
     error_from_refusal,
 )
 from ...protocol.values.log import Published, Unit
-from ..publish.arrow import Body, PreparedPublish, RequestedPartitions
-from ..rows.few_rows import Records
+from ..publish.arrow import PreparedPublish, RequestedPartitions
+from ..rows.few_rows import Body, Records
 from ..rows.placing import describe_rejection, find_reason
 from ..rows.receipts import Receipts
 from ..rows.record import check_callback

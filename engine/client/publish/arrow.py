@@ -34,8 +34,8 @@ from ...protocol.values.state import State
 from ..arguments import parse_text, parse_topic_name, parse_whole_number
 from ..quality.gate import Gate, Gates
 from ..requests.requester import NEVER_PUBLISHED, Requester, ask_with_retries
-from ..rows.body import ArrowBody, Body
-from ..rows.few_rows import build_body
+from ..rows.body import ArrowBody
+from ..rows.few_rows import Body, build_body
 from ..rows.input_rows import COLUMNS, check_dataframe, select_message_columns, sort_rows, to_arrow_table
 from ..rows.placing import Arranged, Copy, RequestedPartitions, RowRun, SortedRows, merge_marks
 from ..rows.publication import (

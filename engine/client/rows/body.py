@@ -1,13 +1,13 @@
-"""Message bodies: what a publisher needs, whether rows are lists or in Arrow; and the form in Arrow.
+"""Message bodies in Arrow: any number of rows, for letters and for files. `few_rows` has the form for a few rows.
 
-Rows of docs/architecture.md: publish 2.
+Runs on Spark executors too: pyarrow, numpy and xxhash only. Rows of docs/architecture.md: publish 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,46 +23,6 @@ from .placing import NO_SUCH_PARTITION, Arranged, Copy, RequestedPartitions, Sor
 
 if TYPE_CHECKING:
     from ...protocol.codec.few_rows import Rows
-
-
-class Body(Protocol):
-    """Message bodies of one destination, without partitions yet."""
-
-    @property
-    def num_rows(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes, about, that the rows take in a letter."""
-
-    @property
-    def timestamps_us(self) -> Any:
-        """Timestamp per row, a sequence of numbers."""
-
-    @property
-    def headers(self) -> Any:
-        """Headers per row, as lists of pairs or as an Arrow column; None if no row has any."""
-
-    @property
-    def has_ttl(self) -> bool:
-        """Whether some of the rows have a time to live."""
-
-    def arrange(self, copies: Sequence[Copy], requested: RequestedPartitions, start: int) -> Arranged[Rows]:
-        """Return the rows as a letter takes them: checked and, once per copy, sorted by partition and due time.
-
-        Args:
-            copies: the copies to store.
-            requested: explicit partitions.
-            start: where the round of rows without a key begins.
-        """
-
-    def to_arrow(self) -> ArrowBody:
-        """Return the same body in Arrow, from which files are written."""
-
-
-# Message bodies in Arrow: any number of rows, for letters and for files.
-#
-# Runs on Spark executors too: pyarrow, numpy and xxhash only.
 
 
 COLUMN_TYPES: dict[str, pa.DataType] = {
@@ -109,7 +69,7 @@ class ArrowBody:
 
     @property
     def headers(self) -> pa.ChunkedArray:
-        """Headers per row."""
+        """Headers per row, as a column of lists."""
         return self.table.column("headers")
 
     @property
@@ -118,7 +78,13 @@ class ArrowBody:
         return bool(self.table.column("ttl_ms").null_count < self.num_rows)
 
     def arrange(self, copies: Sequence[Copy], requested: RequestedPartitions, start: int) -> Arranged[Rows]:
-        """Return the rows as a letter takes them. See `Body`."""
+        """Return the rows as a letter takes them: checked and, once per copy, sorted by partition and due time.
+
+        Args:
+            copies: the copies to store.
+            requested: explicit partitions.
+            start: where the round of rows without a key begins.
+        """
         arranged = arrange(copies, self.table, self.delays, _to_numbers(requested), start, by_slot=True)
         rows = pa.concat_tables([copy_rows.to_table() for copy_rows in arranged.rows])
         columns = [rows.column(f.name).cast(f.type) for f in BODY_SCHEMA]
@@ -132,7 +98,7 @@ class ArrowBody:
         return arrange(copies, self.table, self.delays, _to_numbers(requested), start)
 
     def to_arrow(self) -> ArrowBody:
-        """Return itself. See `Body`."""
+        """Return itself: files are written from this form."""
         return self
 
     def with_topics(self, topics: pa.ChunkedArray) -> ArrowBody:

@@ -7,7 +7,7 @@ Rows of docs/architecture.md: publish 2, 4.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from lakemq.tables.specs.messages import LIKE_SECONDS_US, NOT_DELAYED
 from ...namespace.data_file import repeat_name
 from ...protocol.codec.few_rows import FewRows, Header, Rows, count_header_bytes, rows_to_table
 from ...protocol.hashing import partition_few_keys
-from .body import COLUMN_TYPES, KEY_HEADERS, ArrowBody, Body, build_arrow_body
+from .body import COLUMN_TYPES, KEY_HEADERS, ArrowBody, build_arrow_body
 from .delay_rule import DELAY_HEADERS, NO_DUE, RequestedDelays, delay_from_headers, request_delays
 from .input_rows import list_columns, read_columns
 from .placing import (
@@ -70,7 +70,7 @@ class FewBody:
         return self.ttls_ms is not None
 
     def arrange(self, copies: Sequence[Copy], requested: RequestedPartitions, start: int) -> Arranged[Rows]:
-        """Return the rows as a letter takes them. See `Body`."""
+        """Return the rows as a letter takes them, as `ArrowBody.arrange` does."""
         # a letter takes numbers of Python only, and those of a gate are numpy's
         plain = None if requested is None else [int(partition) for partition in requested]
         return arrange_few(copies, self, plain, start)
@@ -109,6 +109,10 @@ class FewBody:
             None if self.headers is None else list(self.headers),
             ttl_ms=None if self.ttls_ms is None else list(self.ttls_ms),
         )
+
+
+Body: TypeAlias = ArrowBody | FewBody
+"""Message bodies of one destination, without partitions yet."""
 
 
 def build_few_body(columns: Mapping[str, list[Any]], destination: str, now_ms: int) -> tuple[FewBody, list[int] | None]:
