@@ -146,9 +146,6 @@ def _find_waiting_rows(ranges: pa.Table) -> tuple[Numbers, Numbers]:
     return member[waits], row[waits]
 
 
-# Releases of delayed messages, read from the steps, and counts of messages not released yet.
-
-
 @dataclass(frozen=True)
 class Release:
     """Messages that one step has released. late_ms: delay of the first one beyond its due time."""

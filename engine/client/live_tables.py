@@ -141,9 +141,6 @@ def _read_keys(log: LogAccess, handoff: Handoff, spans: Spans) -> set[bytes]:
     return keys
 
 
-# The live tables, from the observer and from handoffs.
-
-
 def make_live_readers(
     namespace: Namespace, make_observer: Callable[[], Observer], log: LogAccess | None = None
 ) -> LiveReaders:

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lakemq.producer")
 
-# The producers of a connection that are not closed yet, and how they end when the interpreter exits.
-
-
 EXIT_TIMEOUT_S = 30.0
 """How long the exit waits for messages that were not flushed: as long as request.timeout.ms by default. After Ctrl-C it
 waits for INTERRUPT_GRACE_S."""
@@ -123,9 +120,6 @@ def _print_to_stderr(sentence: str) -> None:
     # not by logging: with a log handler, warnings may go where the user does not see them
     if sys.stderr is not None and not sys.stderr.closed:
         print(f"lakemq: {sentence}", file=sys.stderr, flush=True)
-
-
-# Everything that is open on a connection.
 
 
 Closable = TypeVar("Closable", "RecordProducer", "Serving", "OpenMember")

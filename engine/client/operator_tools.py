@@ -96,9 +96,6 @@ class Observer(ProcessBound):
         return self.query(State.snapshot)
 
 
-# The tools of operators on a connection: groups, transactions and delayed messages.
-
-
 class OperatorTools:
     """Makes the objects with which operators look at a namespace, and change it. Thread-safe."""
 

@@ -26,8 +26,6 @@ from ..offsets import ConsumedOffsets, TopicPartition
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# The outcome of a poll: messages, or the reason for an empty batch.
-
 
 class PollOutcome(StrEnum):
     """The `outcome` of a batch. Compare it with these, or with their texts; `sentence` explains it."""
@@ -54,9 +52,6 @@ _SENTENCES = {
     PollOutcome.NOT_YET: "More is left in this consumer's partitions, but it cannot be read now: it is paused, "
     "delayed, not acknowledged, after an open transaction, or took longer than the poll waited.",
 }
-
-
-# The batch: messages of some partitions, and where the group goes on after them.
 
 
 ExplainTransactions = Callable[[Sequence[TopicIdPartition]], Sequence[str]]

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from sys import modules
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ...namespace.clock import Clock
 from ...namespace.process import OwnLock, ProcessBound, end_block
@@ -21,74 +21,18 @@ from ..tracing import API, trace_poll
 from .batch import ConsumerBatch, ExplainTransactions
 from .progress import Ends, Remainder, read_until_end
 
-# The interface of the readers of consumers: one reads from positions, the other the deliveries of a queue group.
-
+if TYPE_CHECKING:
+    from .position_reader import PositionReader, UnseenPositions
+    from .queue_poll import QueueReader, UnseenDeliveries
 
 Moves = dict[TopicPartition, Any]
 """(topic, partition) -> how a poll has moved on in it, for `undo_moves`. Each reader has its own kind of values."""
 
-Batch = TypeVar("Batch", bound=ConsumerBatch)
-
-
-class Unseen(Protocol):
-    """The messages of a poll that the loop has not got yet. The consumer's lock is held for each call."""
-
-    messages: list[Message]
-
-    def show(self, message: Message) -> bool:
-        """Note that the message is handed out. False: the consumer has it no longer, or it will come again."""
-
-    def end(self) -> None:
-        """Note that all messages were handed out, or passed over."""
-
-
-class PartitionReader(Protocol[Batch]):
-    """Reads the partitions of a consumer, which holds its lock for every call unless a method says otherwise.
-
-    Attributes:
-        paused_by_user: partitions of which no messages are read.
-    """
-
-    paused_by_user: set[TopicPartition]
-
-    def list_partitions(self) -> Container[TopicPartition]:
-        """Return the partitions that the consumer has."""
-
-    def begin_poll(self, newest: bool) -> None:
-        """Take in what has changed about the partitions. Raise IllegalState if the consumer is closed.
-
-        newest: whether to look for newer steps. False: none was decided since the last look.
-        """
-
-    def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> Batch | None:
-        """Look once for messages, and move on past them; return None to be called again.
-
-        Args:
-            max_records: the most messages of the batch.
-            moves: how the poll has moved on so far; this call adds its own moves.
-            read_ahead: least number of offsets to look at. It grows after offsets without visible messages.
-        """
-
-    def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
-        """Move back to where a poll that failed has begun."""
-
-    def mark_unseen(self, batch: Batch) -> Unseen:
-        """Move back to where the poll of this batch has begun, so that its messages can be handed out one by one."""
-
-    def explain_empty(self, batch: Batch) -> None:
-        """Note in an empty batch why it is empty, or raise if the caller has to act before anything comes."""
-
-    def waits_for_partitions(self) -> bool:
-        """Return whether the consumer has no partitions yet, and is about to get some. Needs no lock."""
-
-    def expects_messages(self, deadline_ms: float) -> bool:
-        """Return whether messages are on their way, so that the poll waits a moment longer. Needs no lock."""
-
-    def rest(self, poll_ms: int, most_ms: int) -> None:
-        """Sleep until polling again is worthwhile, at most `most_ms`. The lock must not be held.
-
-        poll_ms: how long to sleep if nothing tells of messages.
-        """
+PartitionReader: TypeAlias = "PositionReader | QueueReader"
+"""Reads the partitions of a consumer: from positions, or the deliveries of a queue group. The consumer holds its lock
+for every call unless a method says otherwise."""
+Unseen: TypeAlias = "UnseenPositions | UnseenDeliveries"
+"""The messages of a poll that the loop has not got yet. The consumer's lock is held for each call."""
 
 
 def check_assignment(tp: TopicPartition, topic_partitions: Container[TopicPartition]) -> None:
@@ -97,9 +41,6 @@ def check_assignment(tp: TopicPartition, topic_partitions: Container[TopicPartit
     parse_partition(tp[1])
     if tp not in topic_partitions:
         raise IllegalState("The partition is not assigned to this consumer.", found=f"{tp[0]}-{tp[1]}")
-
-
-# Fetch what one poll of a consumer reads: evenly from its partitions, one range of offsets in each.
 
 
 K = TypeVar("K")
@@ -190,9 +131,6 @@ def cut_to_messages(
     return {**ends, **{tp: int(at[sizes[tp]]) for tp, at in offsets.items() if sizes[tp] < len(at)}}
 
 
-# What the parts of a consumer share, and the limits of its loops.
-
-
 _PASSING_MS = 1_000
 """How long a poll reads past offsets without visible messages, even if its timeout is shorter."""
 _SHORT_MS = 200
@@ -249,29 +187,7 @@ _KEEP_UP_MS = 1_000
 """After this long without a poll, the consumer looks between two messages whether its partitions have changed."""
 
 
-# The calls that all consumers have in common.
-
-
 C = TypeVar("C", bound="Consumer")
-
-
-class EndFinder(Protocol):
-    """Finds how much is left before the ends that partitions had when a loop began. It takes the consumer's lock.
-
-    Attributes:
-        timeout_ms: how long the loop waits without progress, unless its caller says otherwise.
-    """
-
-    timeout_ms: int
-
-    def find_ends(self) -> Ends:
-        """Return where the partitions to read end now."""
-
-    def find_remainder(self, ends: Ends) -> Remainder:
-        """Return how much is not read before these ends."""
-
-    def waits_for_others(self) -> bool:
-        """Return whether members of other processes hold unread messages, and may be dead."""
 
 
 class Consumer(ProcessBound, ABC):
@@ -284,10 +200,13 @@ class Consumer(ProcessBound, ABC):
         ...     return sum(consumer.lag().values())
     """
 
-    def __init__(self, parts: ConsumerParts, reader: PartitionReader[Any], ends: EndFinder) -> None:
-        """Put the parts together: reader: reads the partitions; ends: finds what is left of them."""
+    def __init__(self, parts: ConsumerParts, reader: PartitionReader, end_timeout_ms: int) -> None:
+        """Put the parts together.
+
+        reader: reads the partitions. end_timeout_ms: how long `until_end` waits without progress, unless told.
+        """
         self.group, self._parts, self._lock, self._clock = parts.group, parts, parts.lock, parts.clock
-        self._reader, self._ends = reader, ends
+        self._reader, self._end_timeout_ms = reader, end_timeout_ms
 
     @abstractmethod
     def poll(self, max_records: int = ..., timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
@@ -343,7 +262,7 @@ class Consumer(ProcessBound, ABC):
                 read_ahead = min(4 * max(read_ahead, max_records), _MAX_PASSED) if has_moved else 0
                 end_ms = max(deadline_ms, begun_ms + _PASSING_MS) if has_moved else deadline_ms
                 if self._clock.steady_ms() >= end_ms and not reader.expects_messages(deadline_ms):
-                    if not (is_patient and timeout_ms and self._ends.waits_for_others()):
+                    if not (is_patient and timeout_ms and self._waits_for_others()):
                         with self._lock.own:
                             reader.explain_empty(batch)
                         return batch
@@ -432,7 +351,7 @@ class Consumer(ProcessBound, ABC):
             with lock.own:
                 unseen.end()
             is_hopeful = unseen.messages or reader.waits_for_partitions()
-            if is_hopeful or (timeout_ms is not None and self._ends.waits_for_others()):
+            if is_hopeful or (timeout_ms is not None and self._waits_for_others()):
                 last_message_ms = clock.steady_ms()
             elif timeout_ms is not None and clock.steady_ms() - last_message_ms >= timeout_ms:
                 return
@@ -467,18 +386,30 @@ class Consumer(ProcessBound, ABC):
             LakeMQError: an error of `poll`.
         """
         max_records = parse_whole_number("max_records", max_records, 1)
-        limit_ms = self._ends.timeout_ms if timeout_ms is None else parse_whole_number("timeout_ms", timeout_ms, 0)
+        limit_ms = self._end_timeout_ms if timeout_ms is None else parse_whole_number("timeout_ms", timeout_ms, 0)
         if not (stopped is None or callable(stopped)):
             raise invalid_argument("stopped", stopped, "a function without arguments")
-        ends = self._ends.find_ends()
+        ends = self._find_ends()
         return read_until_end(
             self.group,
             lambda wait_ms: self._poll(max_records, wait_ms),
-            lambda: self._ends.find_remainder(ends),
+            lambda: self._find_remainder(ends),
             limit_ms,
             self._clock,
             stopped,
         )
+
+    @abstractmethod
+    def _find_ends(self) -> Ends:
+        """Return where the partitions to read end now."""
+
+    @abstractmethod
+    def _find_remainder(self, ends: Ends) -> Remainder:
+        """Return how much is not read before these ends."""
+
+    def _waits_for_others(self) -> bool:
+        """Return whether members of other processes hold unread messages, and may be dead."""
+        return False
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Get no messages of these partitions until `resume`.

@@ -23,7 +23,7 @@ from .consumer import ConsumerLock
 from .membership import Membership, MembershipView, OwnedPartition
 from .options import Pattern, RebalanceListener
 from .outcomes import AckSender, AckTracker, invalid_error, raise_chain
-from .position_reader import PositionReader, Positions, ReadPosition
+from .position_reader import PositionReader, ReadPosition
 
 log = logging.getLogger("lakemq.consumer")
 
@@ -291,23 +291,21 @@ class Member(ABC):
         return [*self.membership.describe_missing_topics(), *holders]
 
 
-# A member that has positions: of a cooperative or a classic group.
-
-
 class PositionMember(Member):
-    """A member with a position in each of its partitions: `Partitions` for its reader.
+    """A member with a position in each of its partitions, which are those of its reader.
 
     A revoked partition is released after the listener has returned, even if it raises: the group waits for that before
     another member gets it. The release is repeated with each poll until the group knows of it.
 
     Attributes:
         reader: reads at the positions. The consumer sets it before the member joins.
+        revoked: partitions that the group wants back, as of the last `read_bounds`. They are read no further.
     """
 
     reader: PositionReader
     revoked: AbstractSet[TopicPartition] = frozenset()
 
-    def read_bounds(self, positions: Positions, newest: bool) -> dict[TopicPartition, Bounds]:
+    def read_bounds(self, reader: PositionReader, newest: bool) -> dict[TopicPartition, Bounds]:
         """Return the bounds of reported partitions that the member still has.
 
         The positions of others stay until they are reported as lost, because they may still be committed.
@@ -316,8 +314,8 @@ class PositionMember(Member):
         owned = {tp: current[tp] for tp, old in partitions.items() if tp in current and current[tp].epoch == old.epoch}
         self.revoked = {tp for tp, partition in owned.items() if partition.is_paused}
         for tp, partition in owned.items():
-            if tp not in positions.by_partition:
-                positions.by_partition[tp] = ReadPosition(
+            if tp not in reader.by_partition:
+                reader.by_partition[tp] = ReadPosition(
                     partition.bounds.topic_id,
                     partition.start_offset,
                     is_group_start=partitions[tp].committed is None,
@@ -325,10 +323,12 @@ class PositionMember(Member):
         return {tp: partition.bounds for tp, partition in owned.items()}
 
     def read_offsets(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
+        """Return what the group has committed. Needs no lock."""
         with self._lock.own:
             return self.read_committed()
 
     def explain_lost_member(self) -> LakeMQError | None:
+        """Return why the group knows the member no longer; None if the member may join again."""
         return self.membership.fenced_error() if self.membership.is_replaced() else None
 
     def list_lost_with_member(self) -> Sequence[TopicPartition]:
@@ -358,9 +358,6 @@ class PositionMember(Member):
 
     def drop_all(self) -> None:
         self.reader.forget_all()
-
-
-# A member of a queue group, with what became of its messages.
 
 
 ANSWER_MS = 1_000

@@ -167,9 +167,6 @@ class HeartbeatThread:
             self._fails = True
 
 
-# The group's view of a member: the partitions it has, and how its group works.
-
-
 @dataclass(frozen=True)
 class OwnedPartition:
     """A partition that the member has.
@@ -334,9 +331,6 @@ def _copy_deliveries(state: State, group: Group, tp: TopicIdPartition) -> Delive
         return deliveries.copy()
     start = group.assignments[tp].start_offset if committed is None else committed.offset
     return Deliveries(start or 0)
-
-
-# The membership: joining, reading what the group has decided, giving partitions up, leaving.
 
 
 _RANDOM_DIGITS = 16

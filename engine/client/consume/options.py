@@ -179,9 +179,6 @@ ASSIGN_OPTIONS = [name for name, option in CONSUMER.items() if _ASSIGN in option
 MEMBER_OPTIONS = [name for name, option in CONSUMER.items() if option.applies != (_ASSIGN,) and name not in _SOURCES]
 
 
-# Log where a new group begins in the messages that are already there: how many it will read, and how many it skips.
-
-
 @dataclass
 class Beginning:
     """The beginning of a group in a topic, summed over the partitions in which it has committed nothing.
@@ -239,9 +236,6 @@ def log_beginnings(group: str, beginnings: Mapping[str, Beginning]) -> None:
             )
 
 
-# Callbacks for a member whose partitions change.
-
-
 class RebalanceListener:
     """Is called by `poll` when partitions come and go. Inherit from it, and override the methods you need.
 
@@ -273,9 +267,6 @@ class RebalanceListener:
         Args:
             partitions: those that are gone.
         """
-
-
-# The subscription of a member: topics that the user named, or all whose names match a pattern.
 
 
 class Pattern:

@@ -40,8 +40,6 @@ from ..offsets import TopicPartition
 from .batch import DeliverySpan
 from .membership import Membership, OwnedPartition
 
-# The record of one partition: which messages the user got, and what became of each.
-
 
 class PendingOutcome(NamedTuple):
     """An outcome that was recorded for messages and is not sent yet.
@@ -310,9 +308,6 @@ class AckTracker:
                 for span in shown.within(*refused):
                     self._open.add(*span)
         self._refused, self._followed_start = Spans(), deliveries.start
-
-
-# Send recorded outcomes to the group, and repeat requests that were not answered.
 
 
 LONGEST_WAIT_MS = 60_000

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 
 from ...protocol.errors import (
     FencedMemberEpoch,
+    LakeMQError,
     ThrottlingQuotaExceeded,
     UnknownMemberId,
     UnstableOffsetCommit,
@@ -17,9 +18,9 @@ from ..fetch.plan import Bounds, Isolation, unknown_partition
 from ..offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ..requests.requester import ask_with_retries
 from ..tracing import traces_commit
-from .batch import ConsumerBatch
-from .consumer import Consumer, ConsumerLock, ConsumerParts, find_offsets_to_commit
-from .position_reader import Partitions, PositionReader, Positions, Reset
+from .batch import ConsumerBatch, Ownership, PollOutcome
+from .consumer import Consumer, ConsumerParts, find_offsets_to_commit
+from .position_reader import Partitions, PositionReader, Reset
 from .progress import Ends, Remainder, find_remainder_by_positions
 
 _COMMIT_MS = 60_000
@@ -171,9 +172,19 @@ class AssignedConsumer(PositionConsumer):
             UnknownTopicOrPartition, InvalidRequest: an argument is not valid.
         """
         reader = PositionReader(parts, partitions, reset)
-        super().__init__(parts, reader, _PositionEnds(parts.lock, reader, partitions.timeout_ms))
+        super().__init__(parts, reader, partitions.timeout_ms)
         self._partitions = partitions
         reader.read_bounds()
+
+    def _find_ends(self) -> Ends:
+        with self._lock.own:
+            self._lock.check_open()
+            return {tp: (bounds.topic_id, bounds.high_watermark) for tp, bounds in self._reader.read_bounds().items()}
+
+    def _find_remainder(self, ends: Ends) -> Remainder:
+        with self._lock.own:
+            self._lock.check_open()
+            return find_remainder_by_positions(ends, *self._reader.settle())
 
     def close(self) -> None:
         """Stop polling. Nothing is committed by this."""
@@ -181,7 +192,7 @@ class AssignedConsumer(PositionConsumer):
         self._parts.waiter.close()
 
 
-class AssignedPartitions(Partitions):
+class AssignedPartitions:
     """The assigned partitions of one consumer, which holds its lock for every call."""
 
     def __init__(
@@ -192,7 +203,7 @@ class AssignedPartitions(Partitions):
         assign: Sequence[TopicPartition],
         timeout_ms: int,
     ) -> None:
-        """Name the partitions.
+        """Name the partitions. `revoked`, which a group wants back, are none of them.
 
         Args:
             parts: what the parts of the consumer share.
@@ -208,17 +219,26 @@ class AssignedPartitions(Partitions):
         self._has_begun = False
 
     def update(self, newest: bool) -> None:
+        """Take in what has changed since the last poll. Raise IllegalState if the consumer is closed.
+
+        newest: whether to look for newer steps. False: none was decided since the last look.
+        """
         self._parts.lock.check_open()
         self._find_bounds((), self._parts.fetcher.isolation, newest)
 
-    def read_bounds(self, positions: Positions, newest: bool) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of all partitions. Raises UnknownTopicOrPartition: one of them is not there."""
+    def read_bounds(self, reader: PositionReader, newest: bool) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of all partitions, and let the reader have positions of exactly these.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
+
+        Raises UnknownTopicOrPartition: one of them is not there.
+        """
         topics = sorted({*self._topics, *(topic for topic, _ in self._assigned)})
         existing = self._find_bounds(topics, self._parts.fetcher.isolation, newest)
         for topic, partition in self._assigned - existing.keys():
             raise unknown_partition(topic, partition, sum(name == topic for name, _ in existing))
         bounds = {tp: of for tp, of in existing.items() if tp[0] in self._topics or tp in self._assigned}
-        positions.follow(bounds, are_new=self._has_begun)
+        reader.follow(bounds, are_new=self._has_begun)
         self._has_begun = True
         return bounds
 
@@ -242,22 +262,26 @@ class AssignedPartitions(Partitions):
             assert isinstance(answer, OffsetsFetched)
             return {(commit.topic, commit.partition): commit for commit in answer.offsets}
 
+    def explain_lost_member(self) -> LakeMQError | None:
+        """Return None: there is no member."""
+        return None
 
-class _PositionEnds:
-    """Finds how far positions are from the ends of their partitions."""
+    def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
+        """Return nothing: no group has assigned these partitions."""
+        return {}
 
-    def __init__(self, lock: ConsumerLock, reader: PositionReader, timeout_ms: int) -> None:
-        self._lock, self._reader, self.timeout_ms = lock, reader, timeout_ms
+    def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
+        """Return offsets that can be committed."""
+        return ConsumedOffsets(offsets, topic_ids)
 
-    def find_ends(self) -> Ends:
-        with self._lock.own:
-            self._lock.check_open()
-            return {tp: (bounds.topic_id, bounds.high_watermark) for tp, bounds in self._reader.read_bounds().items()}
-
-    def find_remainder(self, ends: Ends) -> Remainder:
-        with self._lock.own:
-            self._lock.check_open()
-            return find_remainder_by_positions(ends, *self._reader.positions.settle())
-
-    def waits_for_others(self) -> bool:
+    def waits_for_partitions(self) -> bool:
+        """Return False: the partitions are there from the beginning."""
         return False
+
+    def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
+        """Return why a poll brought nothing. is_behind: whether something is left before the ends of the logs."""
+        return PollOutcome.NOT_YET if is_behind() else PollOutcome.AT_END
+
+    def explain_outcome(self, outcome: PollOutcome) -> Sequence[str]:
+        """Return nothing: no group holds messages back."""
+        return ()

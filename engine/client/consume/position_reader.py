@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from ...protocol.errors import LakeMQError, NoOffsetForPartition, OffsetOutOfRange
+from ...protocol.errors import NoOffsetForPartition, OffsetOutOfRange
 from ...protocol.values.assignments import TopicIdPartition
 from ...protocol.values.offsets import OffsetCommit
 from ..arguments import parse_choice, parse_partition_offsets, parse_whole_number
 from ..fetch.fetch_result import Message
 from ..fetch.plan import Bounds
 from ..offsets import ConsumedOffsets, TopicPartition
-from .batch import ConsumerBatch, Ownership, PollOutcome
+from .batch import ConsumerBatch
 from .consumer import ConsumerParts, Moves, check_assignment, cut_to_messages, divide_room
 from .options import Beginning, log_beginnings
 
-# The positions of a consumer: the offset at which it reads on in each of its partitions.
+if TYPE_CHECKING:
+    from .member import PositionMember
+    from .position_consumer import AssignedPartitions
 
+Partitions: TypeAlias = "AssignedPartitions | PositionMember"
+"""The partitions of a consumer that has positions: assigned by its user, or by a group."""
 
 Reset = Literal["earliest", "latest", "none"]
 
@@ -42,17 +45,104 @@ class ReadPosition:
     is_group_start: bool = False
 
 
-class Positions:
-    """The positions of a consumer, which holds its lock for every call. The partition read longest ago comes first.
+class UnseenPositions:
+    """Unseen messages of a consumer that has positions. Each position follows the messages that are handed out.
+
+    If something else moves a position (`seek`, a rebalance, another poll), or the partition is paused, none of its
+    other messages are handed out. The next poll goes on from its position.
+    """
+
+    def __init__(self, batch: ConsumerBatch, reader: PositionReader) -> None:
+        """Move the positions back to where the poll of this batch began. reader: of the consumer."""
+        self._reader = reader
+        self._ends, self._next = batch.offsets, batch.starts
+        for tp, start in self._next.items():
+            self._move(tp, start)
+        # last: if the store fails, the positions are back where the poll began
+        self.messages = list(batch)
+
+    def show(self, message: Message) -> bool:
+        """Note that the message is handed out. False: the consumer has it no longer, or it will come again."""
+        tp = (message.topic, message.partition)
+        if not self._is_in_step(tp) or tp in self._reader.find_exclusions():
+            self._next.pop(tp, None)
+            return False
+        self._next[tp] = message.offset + 1
+        self._move(tp, message.offset + 1)
+        return True
+
+    def end(self) -> None:
+        """Move the positions past the offsets at the end that hold no message for this reader."""
+        for tp in self._next:
+            if self._is_in_step(tp) and tp not in self._reader.find_exclusions():
+                self._move(tp, self._ends[tp])
+
+    def _is_in_step(self, tp: TopicPartition) -> bool:
+        """Return whether the position is where this iteration has left it."""
+        position = self._reader.by_partition.get(tp)
+        return position is not None and tp in self._next and position.offset == self._next[tp]
+
+    def _move(self, tp: TopicPartition, offset: int) -> None:
+        positions = self._reader.by_partition
+        positions[tp] = replace(positions[tp], offset=offset)
+
+
+class PositionReader:
+    """Reads partitions at positions, which move on with each poll. The consumer holds its lock for every call.
 
     A position becomes known when it is first needed: it is the committed offset, or else where `auto_offset_reset`
     says.
+
+    Attributes:
+        by_partition: the positions. The partition read longest ago comes first. The partitions add and drop positions
+            as needed, when their bounds are read.
+        paused_by_user: partitions of which no messages are read.
     """
 
-    def __init__(self, group: str, reset: Reset, partitions: Partitions) -> None:
-        """partitions: they add and drop positions as needed, when their bounds are read."""
-        self._group, self._reset, self._partitions = group, reset, partitions
+    def __init__(self, parts: ConsumerParts, partitions: Partitions, reset: Reset) -> None:
+        """Begin to read; nothing is polled yet.
+
+        Args:
+            parts: what the parts of the consumer share.
+            partitions: of the consumer.
+            reset: where to begin without a committed offset.
+
+        Raises:
+            InvalidRequest: `reset` is not valid.
+        """
+        parse_choice("auto_offset_reset", reset, ("earliest", "latest", "none"))
+        self._parts, self._partitions, self._reset = parts, partitions, reset
         self.by_partition: dict[TopicPartition, ReadPosition] = {}
+        self.paused_by_user: set[TopicPartition] = set()
+        self._has_looked = False
+        """Whether a poll has begun by looking for steps, and has not used yet what it found."""
+
+    # -- the partitions ---------------------------------------------------------------------------------
+
+    def list_partitions(self) -> Container[TopicPartition]:
+        """Return the partitions that have a position."""
+        return self.by_partition
+
+    def read_bounds(self, newest: bool = True) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of all partitions of the consumer as of now, and keep positions of exactly these.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
+        """
+        return self._partitions.read_bounds(self, newest)
+
+    def read_committed(self) -> Mapping[TopicPartition, OffsetCommit]:
+        """Return what the group has committed of the partitions. Needs no lock."""
+        return self._partitions.read_offsets(list(self.by_partition))
+
+    def forget(self, tp: TopicPartition) -> None:
+        """Drop a partition."""
+        self.by_partition.pop(tp, None)
+        self.paused_by_user.discard(tp)
+
+    def forget_all(self) -> None:
+        """Drop all partitions."""
+        self.by_partition.clear()
+        self.paused_by_user.clear()
 
     def follow(self, bounds: Mapping[TopicPartition, Bounds], are_new: bool) -> None:
         """Keep positions of exactly these partitions; are_new: those that are added came after the consumer began."""
@@ -115,10 +205,10 @@ class Positions:
         if position.is_group_start and offset is not None and offset < bounds.first:
             return bounds.first
         if self._reset == "none" and offset is None:
-            raise NoOffsetForPartition(found=f"group {self._group}, {tp[0]}-{tp[1]}")
+            raise NoOffsetForPartition(found=f"group {self._parts.group}, {tp[0]}-{tp[1]}")
         if self._reset == "none":
             raise OffsetOutOfRange(
-                f"Group {self._group} is to read {tp[0]}-{tp[1]} from an offset that the log does not hold.",
+                f"Group {self._parts.group} is to read {tp[0]}-{tp[1]} from an offset that the log does not hold.",
                 found=offset,
                 expected=f"{bounds.first} to {bounds.high_watermark}",
             )
@@ -130,168 +220,28 @@ class Positions:
         for tp, start in offsets.items():
             if self.by_partition[tp].offset is None and not self.by_partition[tp].is_new:
                 beginnings.setdefault(tp[0], Beginning()).add(bounds[tp].first, start, bounds[tp].end)
-        log_beginnings(self._group, beginnings)
-
-
-# The messages of a poll that a loop has not got yet, for a consumer that has positions.
-
-
-class UnseenPositions:
-    """Unseen messages of a consumer that has positions. Each position follows the messages that are handed out.
-
-    If something else moves a position (`seek`, a rebalance, another poll), or the partition is paused, none of its
-    other messages are handed out. The next poll goes on from its position.
-    """
-
-    def __init__(self, batch: ConsumerBatch, reader: PositionReader) -> None:
-        """Move the positions back to where the poll of this batch began. reader: of the consumer."""
-        self._reader = reader
-        self._ends, self._next = batch.offsets, batch.starts
-        for tp, start in self._next.items():
-            self._move(tp, start)
-        # last: if the store fails, the positions are back where the poll began
-        self.messages = list(batch)
-
-    def show(self, message: Message) -> bool:
-        tp = (message.topic, message.partition)
-        if not self._is_in_step(tp) or tp in self._reader.find_exclusions():
-            self._next.pop(tp, None)
-            return False
-        self._next[tp] = message.offset + 1
-        self._move(tp, message.offset + 1)
-        return True
-
-    def end(self) -> None:
-        """Move the positions past the offsets at the end that hold no message for this reader."""
-        for tp in self._next:
-            if self._is_in_step(tp) and tp not in self._reader.find_exclusions():
-                self._move(tp, self._ends[tp])
-
-    def _is_in_step(self, tp: TopicPartition) -> bool:
-        """Return whether the position is where this iteration has left it."""
-        position = self._reader.positions.by_partition.get(tp)
-        return position is not None and tp in self._next and position.offset == self._next[tp]
-
-    def _move(self, tp: TopicPartition, offset: int) -> None:
-        positions = self._reader.positions.by_partition
-        positions[tp] = replace(positions[tp], offset=offset)
-
-
-# The reader: it reads partitions at positions, which move on with each poll.
-
-
-class Partitions(Protocol):
-    """The partitions of a consumer that has positions: assigned by its user, or by a group.
-
-    The consumer holds its lock for every call. Methods with a body say what holds for assigned partitions.
-
-    Attributes:
-        revoked: partitions that a group wants back, as of the last `read_bounds`. They are read no further.
-    """
-
-    revoked: AbstractSet[TopicPartition]
-
-    def update(self, newest: bool) -> object:
-        """Take in what has changed since the last poll. Raise IllegalState if the consumer is closed.
-
-        newest: whether to look for newer steps. False: none was decided since the last look.
-        """
-
-    def read_bounds(self, positions: Positions, newest: bool) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of the partitions, and add and drop positions as needed.
-
-        newest: whether to read newer steps first. False: as of the step that was read last.
-        """
-
-    def read_offsets(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
-        """Return what the group has committed of these partitions. Needs no lock."""
-
-    def explain_lost_member(self) -> LakeMQError | None:
-        """Return why the group knows the member no longer; None if the member may join again."""
-        return None
-
-    def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
-        """Return since when a member of a group has these partitions; empty for assigned partitions."""
-        return {}
-
-    def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
-        """Return offsets that can be committed."""
-        return ConsumedOffsets(offsets, topic_ids)
-
-    def waits_for_partitions(self) -> bool:
-        """Return whether there are no partitions yet, and some are about to come. Needs no lock."""
-        return False
-
-    def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
-        """Return why a poll brought nothing. is_behind: whether something is left before the ends of the logs."""
-        return PollOutcome.NOT_YET if is_behind() else PollOutcome.AT_END
-
-    def explain_outcome(self, outcome: PollOutcome) -> Sequence[str]:
-        """Return sentences that say why a poll brought nothing: missing topics, and consumers of this process."""
-        return ()
-
-
-class PositionReader:
-    """Reads partitions at their positions. The lock is held for calls as `PartitionReader` says."""
-
-    def __init__(self, parts: ConsumerParts, partitions: Partitions, reset: Reset) -> None:
-        """Begin to read; nothing is polled yet.
-
-        Args:
-            parts: what the parts of the consumer share.
-            partitions: of the consumer.
-            reset: where to begin without a committed offset.
-
-        Raises:
-            InvalidRequest: `reset` is not valid.
-        """
-        parse_choice("auto_offset_reset", reset, ("earliest", "latest", "none"))
-        self._parts, self._partitions = parts, partitions
-        self.positions = Positions(parts.group, reset, partitions)
-        self.paused_by_user: set[TopicPartition] = set()
-        self._has_looked = False
-        """Whether a poll has begun by looking for steps, and has not used yet what it found."""
-
-    # -- the partitions ---------------------------------------------------------------------------------
-
-    def list_partitions(self) -> Container[TopicPartition]:
-        """Return the partitions that have a position."""
-        return self.positions.by_partition
-
-    def read_bounds(self, newest: bool = True) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of all partitions of the consumer as of now, and keep positions of exactly these.
-
-        newest: whether to read newer steps first. False: as of the step that was read last.
-        """
-        return self._partitions.read_bounds(self.positions, newest)
-
-    def read_committed(self) -> Mapping[TopicPartition, OffsetCommit]:
-        """Return what the group has committed of the partitions. Needs no lock."""
-        return self._partitions.read_offsets(list(self.positions.by_partition))
-
-    def forget(self, tp: TopicPartition) -> None:
-        """Drop a partition."""
-        self.positions.by_partition.pop(tp, None)
-        self.paused_by_user.discard(tp)
-
-    def forget_all(self) -> None:
-        """Drop all partitions."""
-        self.positions.by_partition.clear()
-        self.paused_by_user.clear()
+        log_beginnings(self._parts.group, beginnings)
 
     # -- reading ----------------------------------------------------------------------------------------
 
     def begin_poll(self, newest: bool) -> None:
+        """Take in what has changed about the partitions. Raise IllegalState if the consumer is closed.
+
+        newest: whether to look for newer steps. False: none was decided since the last look.
+        """
         self._partitions.update(newest)
         self._has_looked = True
 
     def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> ConsumerBatch | None:
-        """Read the next messages and move the positions; return None to be called again.
+        """Look once for messages, and move the positions past them; return None to be called again.
 
-        A stretch of expired or aborted messages may be long, so each look takes four times as many offsets as the one
-        before (`read_ahead`).
+        Args:
+            max_records: the most messages of the batch.
+            moves: how the poll has moved on so far; this call adds its own moves.
+            read_ahead: least number of offsets to look at. A stretch of expired or aborted messages may be long, so
+                each look takes four times as many as the one before.
         """
-        bounds, offsets = self.positions.settle(newest=not self._has_looked)
+        bounds, offsets = self.settle(newest=not self._has_looked)
         self._has_looked = False
         excluded = self.find_exclusions()
         behind = {tp: bounds[tp].end - offset for tp, offset in offsets.items() if tp not in excluded}
@@ -310,24 +260,26 @@ class PositionReader:
         return batch
 
     def _move(self, ends: Mapping[TopicPartition, int], moves: Moves) -> None:
-        before = self.positions.by_partition
+        before = self.by_partition
         after = {tp: replace(before[tp], offset=end) for tp, end in ends.items()}
         moves |= {tp: (moves[tp][0] if tp in moves else before[tp], position) for tp, position in after.items()}
         # Partitions read last come last. One assignment, because an interrupt may come at any time.
-        self.positions.by_partition = {**{tp: position for tp, position in before.items() if tp not in after}, **after}
+        self.by_partition = {**{tp: position for tp, position in before.items() if tp not in after}, **after}
 
     def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
         """Move positions back to where they were before a poll that failed."""
         for tp, (before, after) in moves.items():
-            if self.positions.by_partition.get(tp) is after:
-                self.positions.by_partition[tp] = before
+            if self.by_partition.get(tp) is after:
+                self.by_partition[tp] = before
 
     def mark_unseen(self, batch: ConsumerBatch) -> UnseenPositions:
+        """Move back to where the poll of this batch has begun, so that its messages can be handed out one by one."""
         return UnseenPositions(batch, self)
 
     def explain_empty(self, batch: ConsumerBatch) -> None:
+        """Note in an empty batch why it is empty."""
         bounds = self.read_bounds(newest=False)
-        offsets = {tp: position.offset for tp, position in self.positions.by_partition.items() if tp in bounds}
+        offsets = {tp: position.offset for tp, position in self.by_partition.items() if tp in bounds}
         batch.outcome = self._partitions.find_outcome(
             lambda: any(offset is None or offset < bounds[tp].high_watermark for tp, offset in offsets.items())
         )
@@ -335,12 +287,18 @@ class PositionReader:
         batch.explain(reasons, self._parts.explain_transactions, find_held_back(bounds, offsets))
 
     def waits_for_partitions(self) -> bool:
+        """Return whether the consumer has no partitions yet, and is about to get some. Needs no lock."""
         return self._partitions.waits_for_partitions()
 
     def expects_messages(self, deadline_ms: float) -> bool:
+        """Return whether messages are on their way, so that the poll waits a moment longer. Needs no lock."""
         return False
 
     def rest(self, poll_ms: int, most_ms: int) -> None:
+        """Sleep until polling again is worthwhile, at most `most_ms`. The lock must not be held.
+
+        poll_ms: how long to sleep if nothing tells of messages.
+        """
         self._parts.waiter.wait(poll_ms, most_ms)
 
     def find_exclusions(self) -> set[TopicPartition]:
@@ -348,13 +306,13 @@ class PositionReader:
         return self.paused_by_user | self._partitions.revoked
 
     def _list_topic_ids(self) -> dict[str, int]:
-        return {topic: position.topic_id for (topic, _), position in self.positions.by_partition.items()}
+        return {topic: position.topic_id for (topic, _), position in self.by_partition.items()}
 
     # -- where it is ------------------------------------------------------------------------------------
 
     def position(self, topic: str, partition: int) -> int:
         """Return the next offset to read. Raises IllegalState: the partition is not assigned."""
-        _, offsets = self.positions.settle((topic, partition))
+        _, offsets = self.settle((topic, partition))
         return offsets[topic, partition]
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
@@ -369,22 +327,22 @@ class PositionReader:
                 found=offset,
                 expected=f"{bounds.first} to {bounds.high_watermark}",
             )
-        self.positions.by_partition[topic, partition].offset = offset
+        self.by_partition[topic, partition].offset = offset
 
     def go_back(self, starts: Mapping[TopicPartition, int]) -> None:
         """Read on from these offsets, in partitions that have a position."""
-        positions = self.positions.by_partition
+        positions = self.by_partition
         for tp in starts.keys() & positions.keys():
             positions[tp] = replace(positions[tp], offset=starts[tp])
 
     def count_lag(self) -> dict[TopicPartition, int]:
         """Return the number of offsets from each position to the end of the log."""
-        bounds, offsets = self.positions.settle()
+        bounds, offsets = self.settle()
         return {tp: max(0, bounds[tp].high_watermark - offset) for tp, offset in offsets.items()}
 
     def list_known_offsets(self) -> dict[TopicPartition, int]:
         """Return the positions that are known, of the partitions that the consumer has now."""
-        bounds, positions = self.read_bounds(), self.positions.by_partition
+        bounds, positions = self.read_bounds(), self.by_partition
         return {tp: offset for tp in bounds if (offset := positions[tp].offset) is not None}
 
     def find_consumed_offsets(self, named: Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
@@ -395,7 +353,7 @@ class PositionReader:
         if named is not None:
             offsets = parse_partition_offsets("what", named)
         else:
-            offsets = {tp: at.offset for tp, at in self.positions.by_partition.items() if at.offset is not None}
+            offsets = {tp: at.offset for tp, at in self.by_partition.items() if at.offset is not None}
         return self._partitions.build_offsets(offsets, self._list_topic_ids())
 
 

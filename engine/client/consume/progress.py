@@ -11,9 +11,6 @@ from ..groups.lag import GroupProgress
 from ..offsets import TopicPartition
 from .batch import ConsumerBatch
 
-# Read to the end that a topic had when the loop began. The loop never ends early without an error.
-
-
 _WAIT_MS = 100
 """How long a poll waits before the loop checks again how much is left."""
 _MOST_NAMED = 20

@@ -25,7 +25,7 @@ from ..offsets import ConsumedOffsets, TopicPartition
 from ..tracing import open_commit_span, traces_commit
 from .batch import ConsumerBatch, Messages, QueueBatch, shorten_error, spans_of_messages
 from .consumer import ConsumerParts, check_assignment, find_offsets_to_commit
-from .group_consumer import GroupEnds, MemberConsumer
+from .group_consumer import MemberConsumer
 from .member import QueueMember
 from .membership import Membership
 from .options import RebalanceListener
@@ -70,8 +70,7 @@ class QueueConsumer(MemberConsumer):
         self._ack_sender = AckSender(membership, clock, self._trackers)
         member = QueueMember(parts.lock, membership, listener, self._trackers, self._ack_sender)
         reader = QueueReader(parts, member, self._ack_sender)
-        # A queue consumer has no positions: the group's state says which messages are done.
-        super().__init__(parts, member, reader, GroupEnds(parts, member, dict), listener)
+        super().__init__(parts, member, reader, listener)
         membership.join()
 
     def poll(self, max_records: int = 10_000, timeout_ms: int = 0, poll_ms: int = 20) -> QueueBatch:

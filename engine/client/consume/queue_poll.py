@@ -32,9 +32,6 @@ from .membership import MembershipView, OwnedPartition, QueueSettings
 from .outcomes import LONGEST_WAIT_MS, AckSender, AckTracker
 from .position_reader import find_held_back
 
-# The pace of the member: how many messages a poll may show.
-
-
 FIRST_LIMIT = 100
 """Messages of a poll while the member's pace is not known."""
 
@@ -81,9 +78,6 @@ class ProcessingPace:
         return self._limit
 
 
-# The polls: show messages that the member has acquired, and plan what it acquires next.
-
-
 @dataclass(frozen=True)
 class PollSelection:
     """The messages that a poll shows.
@@ -106,7 +100,7 @@ class PollSelection:
 
 
 class QueueReader:
-    """Reads the messages of one consumer, which holds its lock for every call, unless `PartitionReader` says not.
+    """Reads the messages of one consumer, which holds its lock for every call, unless a method needs none.
 
     Partitions take turns: a partition that was shown in the last poll comes last in the next. So each gets its share
     even if one poll has no room for all.
@@ -332,8 +326,10 @@ class QueueReader:
             if tp in self._trackers and self._trackers[tp] is tracker:
                 tracker.hide(stretches)
 
-    def mark_unseen(self, batch: QueueBatch) -> _UnseenDeliveries:
-        return _UnseenDeliveries(batch, self._member)
+    def mark_unseen(self, batch: ConsumerBatch) -> UnseenDeliveries:
+        """Take the messages of a batch back, so that they can be handed out one by one."""
+        assert isinstance(batch, QueueBatch)
+        return UnseenDeliveries(batch, self._member)
 
     def explain_empty(self, batch: ConsumerBatch) -> None:
         """Note why the batch is empty. Raises IllegalState: the user has as many messages as it may have."""
@@ -364,14 +360,19 @@ class QueueReader:
         )
 
     def waits_for_partitions(self) -> bool:
+        """Return whether the consumer has no partitions yet, and is about to get some. Needs no lock."""
         return self._member.waits_for_partitions()
 
     def expects_messages(self, deadline_ms: float) -> bool:
+        """Return whether messages are on their way, so that the poll waits a moment longer. Needs no lock."""
         is_waiting = self._ack_sender.acquire_request is not None
         return is_waiting and self._parts.clock.steady_ms() < deadline_ms + ANSWER_MS
 
     def rest(self, poll_ms: int, most_ms: int) -> None:
-        """Sleep until polling again is worthwhile: at the latest when the requested messages are there."""
+        """Sleep until polling again is worthwhile: at the latest when the requested messages are there.
+
+        The lock must not be held.
+        """
         if (request := self._ack_sender.acquire_request) is None:
             self._parts.waiter.wait(poll_ms, most_ms)
         else:
@@ -451,10 +452,7 @@ def find_message_spans(parts: Sequence[FetchResult], tp: TopicPartition) -> tupl
     return spans, expired
 
 
-# The messages of a poll that a loop has not got yet.
-
-
-class _UnseenDeliveries:
+class UnseenDeliveries:
     """Unseen messages of a queue group's member. Each counts as shown when it is handed out.
 
     Until then the member has acquired it, and the user has not seen it. The rest is left to the next poll when a
@@ -481,6 +479,7 @@ class _UnseenDeliveries:
             self._trackers_at_poll[message.topic, message.partition].hide([self._stretch_of(message)])
 
     def show(self, message: Message) -> bool:
+        """Note that the message is handed out. False: the consumer has it no longer, or it will come again."""
         tp, stretch = (message.topic, message.partition), self._stretch_of(message)
         tracker = self._member.trackers.get(tp)
         if tracker is None or tracker is not self._trackers_at_poll[tp] or tp in self._member.paused_by_user:
@@ -491,7 +490,7 @@ class _UnseenDeliveries:
         return True
 
     def end(self) -> None:
-        pass
+        """Do nothing: the group's state says what was delivered."""
 
     def _stretch_of(self, message: Message) -> Stretch:
         return self._stretches[message.topic, message.partition, message.offset]

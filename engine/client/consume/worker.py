@@ -579,9 +579,6 @@ def _open_binder(handler: Handler) -> Iterator[Callable[[_Slot], Handler]]:
             loop.close()
 
 
-# The call of users.
-
-
 def run_worker(
     handler: Any,
     join: Callable[[RebalanceListener], QueueConsumer],

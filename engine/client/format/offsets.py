@@ -99,9 +99,6 @@ def _find_offsets_at_times(
     return offsets
 
 
-# How far a stream has come, and how far its next batch goes.
-
-
 @dataclass(frozen=True)
 class StreamOffset:
     """The next offsets to read.

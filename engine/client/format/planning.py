@@ -151,9 +151,6 @@ def report_data_loss(options: ReadOptions, error: OffsetOutOfRange | UnknownTopi
     logger.warning("%s The rest is read, because failOnDataLoss is false.", error)
 
 
-# The option parseValues: the schema that gives values their types in a read.
-
-
 class TypedValues(NamedTuple):
     """The schema of a read. field: the column that it adds."""
 

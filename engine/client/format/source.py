@@ -29,8 +29,6 @@ from .tasks import WrittenRows, parse_batch_write_options, parse_stream_write_op
 if TYPE_CHECKING:
     from .planning import TypedValues
 
-# Sinks: `df.write.format("lakemq")` and `df.writeStream.format("lakemq")`. Each batch is published exactly once.
-
 
 class BatchWriter(DataSourceArrowWriter):
     """Created on the driver; `write` runs on executors, `commit` on the driver."""

@@ -50,9 +50,6 @@ from .group_info import (
 from .lag import Consumption, PartitionLag, list_partition_lags
 from .stalls import MemberNotes, Stall, find_stalls
 
-# Reset the offsets of groups: build the request from the arguments of a caller.
-
-
 OffsetsForTimes = Callable[[str, Mapping[int, datetime]], Mapping[int, tuple[int, int] | None]]
 """Topic, partition -> time; returns partition -> (offset, timestamp) of its first message not before that time."""
 
@@ -67,9 +64,6 @@ def _expand(state: State, name: str, partition: int | None) -> list[tuple[int, i
     topic = state.topic(name)
     partitions = range(topic.consumed_count) if partition is None else (partition,)
     return [topic.find_partition(number) for number in partitions]
-
-
-# The calls of `mq.groups`.
 
 
 @dataclass(frozen=True)
@@ -360,9 +354,6 @@ class Groups(ProcessBound):
             GroupIdNotFound, InvalidGroupId: the group does not exist.
         """
         return list_partition_lags(self._state(), parse_group_name(group))
-
-
-# Offsets that a program commits for a group, with metadata that say where they come from.
 
 
 def read_commit_metadata(requester: Requester, group: str) -> dict[tuple[str, int], str]:

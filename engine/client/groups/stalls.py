@@ -13,9 +13,6 @@ from ...protocol.values.transactions import Transaction
 from ..arguments import format_time
 from .lag import PartitionLag
 
-# A stall: something that holds up a group, since when, and what to do about it.
-
-
 StallKind = Literal[
     "instance id",
     "handover",

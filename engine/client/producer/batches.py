@@ -90,9 +90,6 @@ class Sender:
         return self._batches.publish(batch, body, requested, deadline_ms)
 
 
-# The batches of a producer without transactions, each published exactly once by its sequence numbers.
-
-
 class IdempotentBatches:
     """Publishes batches under a producer id, which it takes when it needs one. For the sending thread only."""
 
@@ -174,9 +171,6 @@ class IdempotentBatches:
         done = ask_with_retries(ask, self._clock, deadline_ms)
         assert isinstance(done, ProducerDone)
         return done
-
-
-# The batches of a transactional producer: sent as parts of the transaction, or together with its commit.
 
 
 class PreparedBatch(NamedTuple):

@@ -191,9 +191,6 @@ class Failures:
         return run
 
 
-# The report of a flush: the records acknowledged since the last one.
-
-
 class AcknowledgedSpan(NamedTuple):
     """Acknowledged records of one partition. Other producers may have published between its offsets."""
 

@@ -124,9 +124,6 @@ class Producer(RecordProducer):
         """Finish at exit, once everything is sent. Nothing is left to do here."""
 
 
-# The transactional producer: its messages and the offsets of their input become visible with its commit.
-
-
 class TransactionalProducer(RecordProducer):
     """A producer that sends inside transactions only. It has the methods of confluent-kafka's producer.
 

@@ -268,9 +268,6 @@ class ArrowPublisher:
         return ArrangedBody(None, parts, files, partition, np.concatenate(due_ms), arranged_slices, reasons)
 
 
-# Publish the rows of a table or a DataFrame in one call: through the gate of the topic, by Arrow or by Spark.
-
-
 @dataclass(frozen=True)
 class RowPublisher:
     """Publishes rows that a caller hands over at once.

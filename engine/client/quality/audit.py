@@ -330,9 +330,6 @@ INVARIANTS = (
 """All invariants, in the order in which an audit reports them."""
 
 
-# The DuckDB that the queries read: its relations, and the results of checks that are not SQL.
-
-
 _ATTEMPTS = 5
 
 

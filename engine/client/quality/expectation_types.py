@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...protocol.errors import InvalidConfig, show_briefly
 
-# The rules of a suite: conditions on rows and bounds of aggregates, as SQL for Spark and DuckDB.
-
 
 @dataclass(frozen=True)
 class SqlSyntax:

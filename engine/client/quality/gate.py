@@ -151,9 +151,6 @@ def _parse_most_failed(meta: Kwargs) -> float:
     return parse_share("meta.lakemq.most_failed", settings.get("most_failed", DEFAULT_MOST_FAILED))
 
 
-# The gate, and the gates of a connection's topics.
-
-
 _ENDINGS = (".json", ".yaml", ".yml")
 _CHUNK_ROWS = 1 << 16
 _NTH = "lakemq_nth_row"

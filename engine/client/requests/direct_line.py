@@ -144,9 +144,6 @@ def _begin_tls(connection: socket.socket, fingerprint: str) -> ssl.SSLSocket:
     return encrypted
 
 
-# The line: letters and answers on the way to the leader.
-
-
 PATIENCE_MS = 2_000
 """Time after which a letter without an answer also goes into the mailbox: the leader's process may be stopped."""
 GREETING_MS = 1_000

@@ -150,9 +150,6 @@ def _check_columns(table: pa.Table, names: list[str]) -> None:
         raise InvalidRecord("The table has a column twice.", found=twice[0])
 
 
-# The columns of a user's table, checked by type and cast to those of a message.
-
-
 _OTHER_KINDS = {
     pa.binary().id: "neither text nor bytes",
     pa.timestamp("us").id: "not a timestamp",

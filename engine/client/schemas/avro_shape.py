@@ -277,9 +277,6 @@ class _DefaultsDecoder:
         return isinstance(default, _JSON_TYPES.get(kind, (str,))) and is_bool == (kind == "boolean")
 
 
-# The names of types.
-
-
 LOGICAL_TYPES: dict[tuple[str, str], pa.DataType] = {
     ("int", "date"): pa.date32(),
     ("long", "timestamp-millis"): TIME,

@@ -353,9 +353,6 @@ def _reopen(schema: Any) -> Any:
     return {key: part for key, part in parts.items() if not (is_closed and key == "additionalProperties")}
 
 
-# Decide whether a topic's schema may become another one, by the comparison for its type.
-
-
 def check_compatibility(topic: str, versions: Sequence[SchemaVersion], new: SchemaRule, compatibility: str) -> None:
     """Check a new schema against the newest version of the topic, and against older ones whose values it may spoil.
 
@@ -418,9 +415,6 @@ def _find_obstacle(type: str, reader: str, writer: str) -> Obstacle | None:
 
 def _refuse(text: str, obstacle: Obstacle) -> IncompatibleSchema:
     return IncompatibleSchema(f"{text}, at {obstacle.place}.", found=obstacle.written, expected=obstacle.readable)
-
-
-# A change of a topic's settings, checked for its schema before the sequencer decides it.
 
 
 def check_new_schema(config: Mapping[str, Any]) -> None:

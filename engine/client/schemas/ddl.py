@@ -155,9 +155,6 @@ def to_ddl(type: pa.DataType) -> str:
     return _SPARK_NAMES[type]
 
 
-# Compare structs: whether JSON values of one can be read as another.
-
-
 class Obstacle(NamedTuple):
     """The first thing that keeps a reader's schema from reading a writer's values.
 

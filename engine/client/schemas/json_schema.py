@@ -477,9 +477,6 @@ class _JsonSchemaConverter:
             self._open.pop()
 
 
-# Rows of Python as JSON, and JSON as people write it, in which times, decimals and bytes are text, as such rows.
-
-
 def encode_json_row(row: Any) -> bytes:
     """Return Python objects as JSON. Raises ValueError, without parts of the row: JSON cannot hold one of them."""
     try:

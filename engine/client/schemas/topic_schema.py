@@ -168,9 +168,6 @@ def _compile_avro(rule: SchemaRule) -> ValueSchema:
 _COMPILE: dict[str, Callable[[SchemaRule], ValueSchema]] = {DDL: _compile_ddl, JSON: _compile_json, AVRO: _compile_avro}
 
 
-# The schema that reads the messages of topics.
-
-
 def build_missing_schema_error(topic: str) -> InvalidRequest:
     """Return the error of a call that needs the schema of a topic without one."""
     return InvalidRequest(f"Topic {topic} has no schema. Set one with mq.topics.alter({topic!r}, {{'schema': ...}}).")
@@ -198,9 +195,6 @@ def add_schemas(rule: SchemaRule, versions: Iterable[SchemaVersion]) -> SchemaRu
         return rule
     texts = [version.schema for version in versions if version.type == AVRO]
     return rule._replace(earlier=tuple(dict.fromkeys(text for text in (*rule.earlier, *texts) if text != rule.text)))
-
-
-# The schema of a topic, for users: encode values, check them, and give them types.
 
 
 _ENCODE_ROWS = 1000

@@ -32,9 +32,6 @@ from .query import NOT_LIVE, LiveReaders, query_table
 log = logging.getLogger("lakemq.sql")
 
 
-# How far the tables, which SQL reads, are behind the decided steps.
-
-
 _LOOK_S = 0.05
 
 PATIENCE_S = 2.0
@@ -86,9 +83,6 @@ def wait_for_projection(store: Store, timeout_s: float, serve: Callable[[], obje
             serve()
             serves = True
         time.sleep(min(_LOOK_S, timeout_s - waited_s))
-
-
-# Run the queries of `mq.sql`.
 
 
 def run_sql(

@@ -34,9 +34,6 @@ from ..requests.requester import NO_EFFECT, Requester, ask_with_retries
 from ..tracing import open_span
 from .state import FENCED, PhaseEvent, TransactionState
 
-# The answers to what ends a transaction.
-
-
 Part: TypeAlias = tuple[Produce, Rows | None]
 """A publish that is not sent yet, with the rows that go in its letter."""
 
@@ -88,9 +85,6 @@ def get_result(future: Future[AnyResult], kind: type[R]) -> R:
 def build_next_ref(ref: TransactionRef, done: TransactionEnded) -> TransactionRef:
     """Return the transaction that follows one that has ended."""
     return TransactionRef(ref.transactional_id, done.producer_id, done.producer_epoch)
-
-
-# The transactional id: its producer and its open transaction.
 
 
 Offsets = Mapping[tuple[str, int], int]

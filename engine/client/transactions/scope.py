@@ -119,9 +119,6 @@ class TransactionScope(ProcessBound, Generic[P]):
                 self._manager.release_id()
 
 
-# The transactional ids that this process holds by `mq.transaction`: one manager per id, for all callers.
-
-
 TRANSACTION_TIMEOUT_MS = 60_000
 """The default of transaction.timeout.ms."""
 

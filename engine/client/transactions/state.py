@@ -24,9 +24,6 @@ from ...protocol.values.base import Transitions
 from ...protocol.values.deliveries import Acknowledge, Acknowledgement
 from ...protocol.values.producers import ProducerDone, TransactionRef
 
-# The parts of a transaction in this process: which were accepted, which are on their way, and which have failed.
-
-
 FENCED = (ProducerFenced, InvalidProducerEpoch, InvalidProducerIdMapping)
 """Errors which say that the transactional id belongs to another process now."""
 
@@ -115,9 +112,6 @@ class TransactionParts:
             raise ProducerFenced(found=f"{error.name}: {error.detail}") from error
 
 
-# The phases of a transaction in the process that runs it, and the events that change them.
-
-
 class Phase(StrEnum):
     """The phases of a transaction in the process that runs it."""
 
@@ -174,9 +168,6 @@ PHASE_TRANSITIONS = Transitions(
         PhaseEvent.RELEASE_ID: ({*Phase}, Phase.NONE),
     },
 )
-
-
-# The state of a transactional id: its phase, its open transaction, and what belongs to that.
 
 
 class TransactionState:
