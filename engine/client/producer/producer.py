@@ -83,11 +83,6 @@ class Producer(RecordProducer):
         self._monitor.check_can_wait()
         self._finish()
 
-    def _has_open_work(self) -> bool:
-        """Return whether `close` has something to send that a sequencer must answer."""
-        with self._lock:
-            return self._buffer.held_bytes > 0
-
     # -- at exit: see OpenProducers ---------------------------------------------------------------------
 
     def _start_ending(self) -> None:
@@ -119,9 +114,6 @@ class Producer(RecordProducer):
         topics = ", ".join(f"{count} of {topic!r}" for topic, count in sorted(counts.items()))
         why = str(failed[0].error) if failed else "No sequencer answered."
         return f"Messages were not delivered, or not acknowledged: {topics}. {why}"
-
-    def _end_at_exit(self) -> None:
-        """Finish at exit, once everything is sent. Nothing is left to do here."""
 
 
 class TransactionalProducer(RecordProducer):
@@ -231,10 +223,7 @@ class TransactionalProducer(RecordProducer):
 
     def _has_open_work(self) -> bool:
         """Return whether `close` has a transaction to abort, or something to send."""
-        if self._transactions.is_open:
-            return True
-        with self._lock:
-            return self._buffer.held_bytes > 0
+        return self._transactions.is_open or super()._has_open_work()
 
     def close(self) -> None:
         """Close the producer, and abort an open transaction. Without an answer, its timeout aborts it later."""
@@ -250,18 +239,7 @@ class TransactionalProducer(RecordProducer):
                 self._batches.drop_all()
                 self._failures.clear()
 
-    # -- at exit ----------------------------------------------------------------------------------------
-
-    def _start_ending(self) -> None:
-        """Refuse later records. The buffer belongs to a transaction, which `_end_at_exit` aborts."""
-        self._stop_accepting()
-
-    def _wait_for_end(self, timeout_s: float) -> None:
-        """Return at once: an open transaction is aborted, so its records need not arrive."""
-
-    def _unsettled_count(self) -> int:
-        """Return 0: records without a commit are aborted."""
-        return 0
+    # -- at exit: an open transaction is aborted, so its records need not arrive -------------------------------
 
     def _describe_losses(self) -> str | None:
         """Describe the transaction that was left open; None: there is none."""

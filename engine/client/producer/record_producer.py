@@ -267,28 +267,27 @@ class RecordProducer(ProcessBound, ABC):
             self._buffer.disable_fast_path()
             self._monitor.changed.notify_all()  # wakes threads that wait for room
 
-    @abstractmethod
     def _has_open_work(self) -> bool:
         """Return whether `close` sends something that a sequencer must answer."""
+        with self._lock:
+            return self._buffer.held_bytes > 0
 
     # -- at exit: see OpenProducers ---------------------------------------------------------------------
 
-    @abstractmethod
     def _start_ending(self) -> None:
         """Refuse later records, and begin to end."""
+        self._stop_accepting()
 
-    @abstractmethod
     def _wait_for_end(self, timeout_s: float) -> None:
         """Wait until all that must arrive has arrived after `_start_ending`, or the time is over."""
 
-    @abstractmethod
     def _unsettled_count(self) -> int:
         """Return the number of messages that must arrive and are not acknowledged."""
+        return 0
 
     @abstractmethod
     def _describe_losses(self) -> str | None:
         """Describe what the program loses without an error; None: nothing."""
 
-    @abstractmethod
     def _end_at_exit(self) -> None:
         """Finish, once everything is sent or the time is over."""

@@ -320,19 +320,25 @@ class DirectLine:
         return max(1, deadline_ms - self._clock.steady_ms()) / 1000
 
     def _receive(self, kind: FrameKind, deadline_ms: float) -> Frame:
-        """Return the next frame, which must be of this kind. Raises OSError, ValueError."""
         assert self._connection is not None
-        while True:
-            for frame in self._reader.frames():
-                if frame.kind != kind:
-                    raise ValueError(f"frame {frame.kind}, expected {kind}")
-                return frame
-            # This process may have been stopped since the last look. So take what has arrived, also after the deadline.
-            self._connection.settimeout(max(0.0, deadline_ms - self._clock.steady_ms()) / 1000)
-            data = self._connection.recv(_RECEIVED_BYTES)
-            if not data:
-                raise ConnectionError("the sequencer has closed the line")
-            self._reader.add(data)
+        return _receive_frame(self._connection, self._reader, kind, deadline_ms, self._clock)
+
+
+def _receive_frame(
+    connection: socket.socket, reader: FrameReader, kind: FrameKind, deadline_ms: float, clock: Clock
+) -> Frame:
+    """Return the next frame, which must be of this kind. Raises OSError, ValueError."""
+    while True:
+        for frame in reader.frames():
+            if frame.kind != kind:
+                raise ValueError(f"frame {frame.kind}, expected {kind}")
+            return frame
+        # This process may have been stopped since the last look. So take what has arrived, also after the deadline.
+        connection.settimeout(max(0.0, deadline_ms - clock.steady_ms()) / 1000)
+        data = connection.recv(_RECEIVED_BYTES)
+        if not data:
+            raise ConnectionError("the sequencer has closed the line")
+        reader.add(data)
 
 
 def _has_ended(connection: socket.socket) -> bool:
@@ -428,18 +434,12 @@ class FollowLine:
 
     def _receive(self, timeout_ms: float) -> bool:
         """Return whether a hint has come. False: none came, or the line is lost."""
+        if self._connection is None:
+            return False
         deadline_ms = self._clock.steady_ms() + timeout_ms
         try:
-            while self._connection is not None:
-                for frame in self._reader.frames():
-                    if frame.kind != FrameKind.STEP:
-                        raise ValueError(f"frame {frame.kind}, expected {FrameKind.STEP}")
-                    return True
-                self._connection.settimeout(max(0.0, deadline_ms - self._clock.steady_ms()) / 1000)
-                data = self._connection.recv(_RECEIVED_BYTES)
-                if not data:
-                    raise ConnectionError("the sequencer has closed the line")
-                self._reader.add(data)
+            _receive_frame(self._connection, self._reader, FrameKind.STEP, deadline_ms, self._clock)
+            return True
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             pass
         except (OSError, ValueError) as error:
