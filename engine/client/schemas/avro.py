@@ -5,7 +5,7 @@ that schema among the topic's versions, and fastavro resolves it against the new
 """
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -24,8 +24,9 @@ from .avro_shape import (
     decode_defaults,
     is_null,
     list_types,
+    resolve_types,
 )
-from .budgets import MAX_CELLS, BeyondBudgetError, PartBudget, count_items, parse_json
+from .budgets import MAX_CELLS, BeyondBudgetError, count_items, parse_json
 from .columns import MAX_DIGITS, json_text_field, text_field
 
 MARKER = b"\xc3\x01"
@@ -176,47 +177,29 @@ def to_field(schema: Any) -> pa.Field:
     Unions of more than one type beside null are shown as JSON text; UUIDs, times of day and decimals of more than 38
     digits as text.
     """
-    return _AvroConverter().convert(schema, "value")
+    return _convert(resolve_types(schema), "value")
 
 
-class _AvroConverter:
-    """Converts one schema. Named types may occur again by their names."""
-
-    def __init__(self) -> None:
-        self._budget = PartBudget()
-        self._named: dict[str, Mapping[str, Any]] = {}
-
-    def convert(self, schema: Any, name: str) -> pa.Field:
-        self._budget.spend()
-        if isinstance(schema, list):
-            branches = [branch for branch in schema if not is_null(branch)]
-            return self.convert(branches[0], name) if len(branches) == 1 else json_text_field(name)
-        if isinstance(schema, str):
-            if schema in self._named:
-                return self.convert(self._named[schema], name)
-            return pa.field(name, _LEAVES[schema]) if schema in _LEAVES else json_text_field(name)
-        kind = schema["type"]
-        if not isinstance(kind, str):
-            return self.convert(kind, name)
-        if "name" in schema:
-            self._named[schema["name"]] = schema
-        return self._convert_type(kind, schema, name)
-
-    def _convert_type(self, kind: str, schema: Mapping[str, Any], name: str) -> pa.Field:
-        logical = (kind, str(schema.get("logicalType")))
-        if logical in LOGICAL_TYPES:
-            return pa.field(name, LOGICAL_TYPES[logical])
-        if logical in TEXT_TYPES:
-            return text_field(name)
-        if logical in DECIMAL_TYPES:
-            precision = schema["precision"]
-            fits = precision <= MAX_DIGITS
-            return pa.field(name, pa.decimal128(precision, schema.get("scale", 0))) if fits else text_field(name)
-        if kind == "array":
-            return pa.field(name, pa.list_(self.convert(schema["items"], "item")))
-        if kind == "map":
-            return pa.field(name, pa.map_(pa.string(), self.convert(schema["values"], "value")))
-        if kind in ("record", "error"):
-            fields = [self.convert(field["type"], field["name"]) for field in schema["fields"]]
-            return pa.field(name, pa.struct(fields)) if fields else json_text_field(name)
-        return self.convert(kind, name)
+def _convert(schema: Any, name: str) -> pa.Field:
+    """Return the type of a part, whose names are resolved."""
+    if isinstance(schema, list):
+        branches = [branch for branch in schema if not is_null(branch)]
+        return _convert(branches[0], name) if len(branches) == 1 else json_text_field(name)
+    kind = schema["type"]
+    logical = (kind, str(schema.get("logicalType")))
+    if logical in LOGICAL_TYPES:
+        return pa.field(name, LOGICAL_TYPES[logical])
+    if logical in TEXT_TYPES:
+        return text_field(name)
+    if logical in DECIMAL_TYPES:
+        precision = schema["precision"]
+        fits = precision <= MAX_DIGITS
+        return pa.field(name, pa.decimal128(precision, schema.get("scale", 0))) if fits else text_field(name)
+    if kind == "array":
+        return pa.field(name, pa.list_(_convert(schema["items"], "item")))
+    if kind == "map":
+        return pa.field(name, pa.map_(pa.string(), _convert(schema["values"], "value")))
+    if kind in ("record", "error"):
+        fields = [_convert(field["type"], field["name"]) for field in schema["fields"]]
+        return pa.field(name, pa.struct(fields)) if fields else json_text_field(name)
+    return pa.field(name, _LEAVES[kind]) if kind in _LEAVES else json_text_field(name)

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import numpy as np
 
-from .avro_shape import RECORD_NAME, collect_named_types, find_logical_type, is_null, name_branch, name_type
+from .avro_shape import RECORD_NAME, find_logical_type, is_null, name_branch, name_type, resolve_types
 from .columns import SPECIAL_FLOATS
 
 
@@ -60,8 +60,7 @@ class AvroCheck:
         JSON, and become those of the schema.
         """
         self._is_decoded, self._is_json = is_decoded, is_json
-        self._named = collect_named_types(schema)
-        self._check = self._compile(schema)
+        self._check = self._compile(resolve_types(schema))
 
     def check(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return the values to encode, with (branch, value) for each value of a union of several types.
@@ -76,11 +75,7 @@ class AvroCheck:
     def _compile(self, schema: Any) -> _PartCheck | None:
         if isinstance(schema, list):
             return self._compile_union(schema)
-        if isinstance(schema, str):
-            schema = self._named.get(schema, {"type": schema})
         kind = schema["type"]
-        if not isinstance(kind, str) or kind in self._named:
-            return self._compile(kind)
         if kind in ("record", "error"):
             return self._compile_record(schema)
         if kind in ("array", "map"):
@@ -148,12 +143,11 @@ class AvroCheck:
         return check
 
     def _compile_branch(self, branch: Any) -> _Branch:
-        schema = self._named.get(branch, {"type": branch}) if isinstance(branch, str) else branch
-        is_record = schema["type"] in ("record", "error")
+        is_record = branch["type"] in ("record", "error")
         build_rank = _build_record_rank if is_record else _build_rank
-        rank = (lambda _: _EXACT) if self._is_decoded else build_rank(schema)
+        rank = (lambda _: _EXACT) if self._is_decoded else build_rank(branch)
         check = self._compile(branch)
-        return _Branch(_refuse_others(schema, check) if self._is_decoded and is_record else check, rank, is_record)
+        return _Branch(_refuse_others(branch, check) if self._is_decoded and is_record else check, rank, is_record)
 
 
 def _refuse_others(schema: Mapping[str, Any], check_record: _PartCheck | None) -> _PartCheck:

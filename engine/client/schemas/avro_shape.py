@@ -42,10 +42,10 @@ class AvroShape:
             if isinstance(part, list):
                 self.names_records |= sum(name_branch(branch) not in _UNNAMED for branch in part) > 1
         self.repeated_defaults = defaults if has_repeats else 0
-        self._named: dict[str, Mapping[str, Any]] = collect_named_types(schema)
+        self._named = _collect_named_types(schema)
         self._sizes: dict[str, int] = {}
         PartBudget().spend(self._count(schema))
-        self._refuse_empty_items(schema, False)
+        _refuse_empty_items(resolve_types(schema), False)
 
     def _count(self, schema: Any) -> int:
         """Return the number of parts, with each named type counted as often as it is used."""
@@ -66,34 +66,65 @@ class AvroShape:
             )
         return self._sizes[name]
 
-    def _may_be_empty(self, schema: Any) -> bool:
-        """Return whether a value may have no bytes. A branch of a union takes a byte."""
-        if isinstance(schema, str):
-            schema = self._named.get(schema, {"type": schema})
-        if isinstance(schema, list):
-            return False
-        kind = schema["type"]
-        if kind in _RECORDS:
-            return all(self._may_be_empty(field["type"]) for field in schema["fields"])
-        if kind == "fixed":
-            return bool(schema["size"] == 0)
-        return self._may_be_empty(kind) if not isinstance(kind, str) or kind in self._named else kind == "null"
 
-    def _refuse_empty_items(self, schema: Any, is_repeated: bool) -> None:
-        """Refuse parts of no bytes where a value may have any number of them."""
+def _may_be_empty(schema: Any) -> bool:
+    """Return whether a value may have no bytes. A branch of a union takes a byte."""
+    if isinstance(schema, list):
+        return False
+    if schema["type"] in _RECORDS:
+        return all(_may_be_empty(field["type"]) for field in schema["fields"])
+    return schema["type"] == "null" or schema.get("size") == 0
+
+
+def _refuse_empty_items(schema: Any, is_repeated: bool) -> None:
+    """Refuse parts of no bytes where a value may have any number of them. schema: with all names resolved."""
+    inner = list(_list_parts(schema))
+    is_repeated |= isinstance(schema, Mapping) and schema["type"] in ("array", "map")
+    is_counted = isinstance(schema, Mapping) and (schema["type"] in _RECORDS or schema["type"] == "array")
+    if is_repeated and is_counted and any(map(_may_be_empty, inner)):
+        raise InvalidConfig(
+            "A few bytes of the Avro schema's values could have any number of parts, because these take no bytes.",
+            found="null, an empty record or a fixed type of size 0 within an array or a map",
+            expected="a type that takes bytes, or a union",
+        )
+    for part in inner:
+        _refuse_empty_items(part, is_repeated)
+
+
+class TypeResolver:
+    """Replaces names of types by what they name, so that whoever walks through a schema meets definitions only.
+
+    No type of the schema contains itself: see `AvroShape`.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self._named = _collect_named_types(schema)
+        self._resolved: dict[str, dict[str, Any]] = {}
+
+    def resolve(self, schema: Any) -> Any:
+        """Return a type of the schema as a definition, or as a list of these for a union."""
+        if isinstance(schema, list):
+            return [self.resolve(branch) for branch in schema]
         if isinstance(schema, str):
-            schema = self._named.get(schema, schema)
-        inner = list(_list_parts(schema))
-        is_repeated |= isinstance(schema, Mapping) and schema["type"] in ("array", "map")
-        is_counted = isinstance(schema, Mapping) and (schema["type"] in _RECORDS or schema["type"] == "array")
-        if is_repeated and is_counted and any(map(self._may_be_empty, inner)):
-            raise InvalidConfig(
-                "A few bytes of the Avro schema's values could have any number of parts, because these take no bytes.",
-                found="null, an empty record or a fixed type of size 0 within an array or a map",
-                expected="a type that takes bytes, or a union",
-            )
-        for part in inner:
-            self._refuse_empty_items(part, is_repeated)
+            if schema not in self._named:
+                return {"type": schema}
+            schema = self._named[schema]
+        kind, name = schema["type"], schema.get("name", "")
+        if not isinstance(kind, str) or kind in self._named:
+            return self.resolve(kind)
+        if name not in self._resolved:
+            definition = {**schema, **{key: self.resolve(schema[key]) for key in ("items", "values") if key in schema}}
+            if "fields" in schema:
+                definition["fields"] = [{**field, "type": self.resolve(field["type"])} for field in schema["fields"]]
+            if not name:
+                return definition
+            self._resolved[name] = definition
+        return self._resolved[name]
+
+
+def resolve_types(schema: Any) -> Any:
+    """Return a schema, as `parse_avro` returns it, with all names of types replaced by what they name."""
+    return TypeResolver(schema).resolve(schema)
 
 
 _BOUNDED = "lakemq-decimal"
@@ -194,7 +225,7 @@ def decode_defaults(schema: Any) -> Any:
     return decoded
 
 
-def collect_named_types(schema: Any) -> dict[str, Any]:
+def _collect_named_types(schema: Any) -> dict[str, Any]:
     """Return full name -> definition of all named types within the schema."""
     return {part["name"]: part for part in list_types(schema) if isinstance(part, Mapping) and "name" in part}
 
@@ -211,7 +242,8 @@ class _DefaultsDecoder:
         from fastavro.read import LOGICAL_READERS
 
         self._logical_readers = LOGICAL_READERS
-        self._named = collect_named_types(schema)
+        self._resolver = TypeResolver(schema)
+        self._resolver.resolve(schema)  # with defaults as the schema has them
         self._budget = PartBudget()
         self._replaced: set[int] = set()
 
@@ -232,19 +264,15 @@ class _DefaultsDecoder:
         if "default" in field and id(field) not in self._replaced:
             self._replaced.add(id(field))
             try:
-                field["default"] = self._decode(field["type"], field["default"])
+                field["default"] = self._decode(self._resolver.resolve(field["type"]), field["default"])
             except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError):
                 del field["default"]
 
     def _decode(self, schema: Any, default: Any) -> Any:
         if isinstance(schema, list):
-            branches = [branch for branch in schema if self._is_of(branch, default)]
+            branches = [branch for branch in schema if _is_of(branch, default)]
             return self._decode(branches[0], default)
-        if isinstance(schema, str):
-            schema = self._named.get(schema, {"type": schema})
         kind = schema["type"]
-        if not isinstance(kind, str) or kind in self._named:
-            return self._decode(kind, default)
         if kind in _RECORDS:
             return {field["name"]: self._decode_field(field, default) for field in schema["fields"]}
         if kind == "array":
@@ -264,17 +292,13 @@ class _DefaultsDecoder:
         self._budget.spend()
         return self._decode(field["type"], field["default"])
 
-    def _is_of(self, schema: Any, default: Any) -> bool:
-        """Return whether a default may be of a branch of a union."""
-        if isinstance(schema, str):
-            schema = self._named.get(schema, {"type": schema})
-        kind = schema["type"]
-        if not isinstance(kind, str) or kind in self._named:
-            return self._is_of(kind, default)
-        if kind == "enum":
-            return default in schema["symbols"]
-        is_bool = isinstance(default, bool)
-        return isinstance(default, _JSON_TYPES.get(kind, (str,))) and is_bool == (kind == "boolean")
+
+def _is_of(schema: Any, default: Any) -> bool:
+    """Return whether a default may be of a branch of a union."""
+    if schema["type"] == "enum":
+        return default in schema["symbols"]
+    is_bool = isinstance(default, bool)
+    return isinstance(default, _JSON_TYPES.get(schema["type"], (str,))) and is_bool == (schema["type"] == "boolean")
 
 
 LOGICAL_TYPES: dict[tuple[str, str], pa.DataType] = {
@@ -310,4 +334,4 @@ def find_logical_type(schema: Any) -> str:
 
 def is_null(branch: Any) -> bool:
     """Return whether a branch of a union is null."""
-    return branch in ("null", {"type": "null"})
+    return branch == "null" or (isinstance(branch, Mapping) and branch["type"] == "null")

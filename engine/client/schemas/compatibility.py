@@ -10,7 +10,7 @@ from ...protocol.errors import IncompatibleSchema
 from ...protocol.parameters import AVRO, COMPATIBILITY, DDL, TOPIC, SchemaVersion, append_schema, last_version
 from . import SchemaRule
 from .avro import parse_avro
-from .avro_shape import collect_named_types, find_logical_type
+from .avro_shape import find_logical_type, resolve_types
 from .budgets import MAX_ALTERNATIVES, JsonSchemaExpansion, list_objects
 from .ddl import Obstacle, find_struct_obstacle, parse_ddl
 from .json_schema import parse_json_schema
@@ -41,7 +41,7 @@ def find_avro_obstacle(reader: Any, writer: Any) -> Obstacle | None:
         reader: a schema, as `parse_avro` returns it.
         writer: the schema of the values.
     """
-    return _Comparison(collect_named_types(reader), collect_named_types(writer)).compare(reader, writer, "$")
+    return _Comparison(finds_misreads_only=False).compare(resolve_types(reader), resolve_types(writer), "$")
 
 
 def find_misread(reader: Any, writer: Any) -> Obstacle | None:
@@ -50,24 +50,19 @@ def find_misread(reader: Any, writer: Any) -> Obstacle | None:
     A fingerprint does not cover logical types, and a number does not say what it counts. So a time in milliseconds
     would become one in microseconds.
     """
-    named = collect_named_types(reader), collect_named_types(writer)
-    return _Comparison(*named, finds_misreads_only=True).compare(reader, writer, "$")
+    return _Comparison(finds_misreads_only=True).compare(resolve_types(reader), resolve_types(writer), "$")
 
 
 class _Comparison:
-    def __init__(
-        self, reader_types: Mapping[str, Any], writer_types: Mapping[str, Any], finds_misreads_only: bool = False
-    ) -> None:
-        self._reader_types, self._writer_types = reader_types, writer_types
+    def __init__(self, finds_misreads_only: bool) -> None:
         self._finds_misreads_only = finds_misreads_only
 
     def compare(self, reader: Any, writer: Any, place: str) -> Obstacle | None:
-        reader, writer = _look_up(reader, self._reader_types), _look_up(writer, self._writer_types)
         if isinstance(writer, list):  # each branch may have been written
             return next((o for branch in writer if (o := self.compare(reader, branch, place))), None)
         obstacle = Obstacle(place, _show_avro(writer), _show_avro(reader))
         if isinstance(reader, list):
-            branches = [branch for branch in reader if _is_resolved(_look_up(branch, self._reader_types), writer)]
+            branches = [branch for branch in reader if _is_resolved(branch, writer)]
             if any(self.compare(branch, writer, place) is None for branch in branches):
                 return None
             return obstacle if branches else self._unless_misreads_only(obstacle)
@@ -75,8 +70,8 @@ class _Comparison:
             return self._unless_misreads_only(obstacle)
         if find_logical_type(reader) != find_logical_type(writer):
             return obstacle
-        kind = _kind(reader)
-        return self._compare_same_kind(kind, reader, writer, place) if kind == _kind(writer) else None
+        kind = reader["type"]
+        return self._compare_same_kind(kind, reader, writer, place) if kind == writer["type"] else None
 
     def _unless_misreads_only(self, obstacle: Obstacle) -> Obstacle | None:
         """Return the obstacle of values that cannot be read; None if only those count that are read wrongly."""
@@ -111,21 +106,9 @@ class _Comparison:
         return None
 
 
-def _look_up(schema: Any, named: Mapping[str, Any]) -> Any:
-    if isinstance(schema, str):
-        return named.get(schema, schema)
-    if isinstance(schema, Mapping) and not isinstance(schema["type"], str):
-        return _look_up(schema["type"], named)
-    return schema
-
-
-def _kind(schema: Any) -> str:
-    return str(schema["type"] if isinstance(schema, Mapping) else schema)
-
-
 def _is_resolved(reader: Any, writer: Any) -> bool:
     """Return whether a value is read, by its kind and its name; parts of it may not be."""
-    kind, written = _kind(reader), _kind(writer)
+    kind, written = reader["type"], writer["type"]
     if kind != written:
         return (written, kind) in _PROMOTIONS
     return kind not in ("record", "error", "enum", "fixed") or _have_same_name(reader, writer)
@@ -140,10 +123,10 @@ def _have_same_name(reader: Any, writer: Any) -> bool:
 def _show_avro(schema: Any) -> str:
     if isinstance(schema, list):
         return " or ".join(map(_show_avro, schema))
-    if isinstance(schema, Mapping) and "name" in schema:
+    if "name" in schema:
         return f"{schema['type']} {schema['name']}"
     logical_type = find_logical_type(schema)
-    return f"{_kind(schema)} with logicalType {logical_type}" if logical_type else _kind(schema)
+    return f"{schema['type']} with logicalType {logical_type}" if logical_type else str(schema["type"])
 
 
 # Compare JSON Schemas: whether all values of one fit another. jsonschema-rs decides it.
