@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import socket
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property, partial
@@ -9,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pyarrow as pa
 
+from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 from lakemq.tables.storage.object_stores.store_options import configure_spark
 
 from ..namespace import crash
@@ -20,14 +25,14 @@ from ..namespace.store_errors import explain_silence
 from ..protocol.errors import IllegalState
 from ..protocol.values.state import State
 from .arguments import parse_as_of, parse_choice, parse_text, parse_topic_name, parse_whole_number
-from .consume.consumers import ConsumerFactory
 from .dead_letters import DeadLetters
 from .delayed import DelayedMessages
 from .fetch.fetcher import Fetcher
 from .groups.groups import Groups
+from .groups.lag import read_consumption
 from .log_access import LogAccess
 from .open_objects import OpenObjects
-from .operator_tools import Observer, OperatorTools
+from .operator_tools import Observer, read_member_notes
 from .producer.options import parse_producer_options
 from .producer.producer import Producer, TransactionalProducer
 from .producer.record_producer import RecordProducer
@@ -39,7 +44,6 @@ from .rows.publication import ON_ERROR, OnError, Publication
 from .rows.receipts import PublishedRows
 from .rows.routing import RouteCache
 from .schedules import Schedules
-from .sequencers import SequencerFactory
 from .topics import Topics
 from .transactions.operations import Transactions
 from .transactions.scope import TRANSACTION_TIMEOUT_MS, TransactionalIds, TransactionScope, parse_timeout_ms
@@ -77,45 +81,38 @@ class Connection(LogAccess):
         client_names: Sequence[str] = (),
     ) -> None:
         """client_names: who asks, as the journal keeps it; by default user and host."""
-        self.namespace, self._spark = namespace, spark
+        self._spark = spark
         if spark is not None:
             configure_spark(spark, namespace.files.root, namespace.storage_options)
         clock = clock or SystemClock()
-        self._crash_point = crash_point or crash.from_environment()
-        self._sequencers = SequencerFactory(namespace, clock, self._crash_point, lambda: self._check_open())
+        self._crash_point, self._sequencer_numbers = crash_point or crash.from_environment(), itertools.count(1)
         timeout_ms, namespace_id = namespace.config.ms("request.timeout.ms"), namespace.namespace_id
-        line = DirectLine(namespace.files, namespace_id, clock)
-        self.requester = Requester(
+        requester = Requester(
             namespace.mailbox,
             clock,
             partial(new_client_id, client_names),
             timeout_ms,
             self._crash_point,
             namespace_id,
-            line,
+            DirectLine(namespace.files, namespace_id, clock),
             partial(explain_silence, namespace.files, namespace_id),
         )
         fetcher = Fetcher(namespace, clock, spark)
-        open_objects = OpenObjects(self._sequencers.serve_while_closing)
-        self.requester.explain = fetcher.explain_missing
-        consumers = ConsumerFactory(namespace, self.requester, fetcher, clock, open_objects.check_open)
-        super().__init__(fetcher, consumers, open_objects, clock, self.transaction, spark is not None)
+        requester.explain = fetcher.explain_missing
+        open_objects = OpenObjects(self._serve_while_closing)
+        super().__init__(namespace, requester, fetcher, open_objects, clock, self.transaction, spark is not None)
         self._producers, self._publish_clock = open_objects.producers, StoreClock(clock, namespace.files.time_ms)
-        self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms)
+        self._ids = TransactionalIds(requester, clock, 4 * timeout_ms)
         # not checked for closing: producers look up routes while the connection closes
-        self._routes = RouteCache(self._fetcher.query)
+        self._routes = RouteCache(fetcher.query)
         self._spread = KeylessRoundRobin(int(new_id()[:6], 16))
-        gates = Gates(namespace.config.expectations)
         self._rows = RowPublisher(
-            gates,
+            Gates(namespace.config.expectations),
             namespace,
             self._publish_clock,
             self._arrow_publisher,
             self.spark_publisher,
-            self._fetcher.read_state,
-        )
-        self._tools = OperatorTools(
-            namespace, self.requester, self._fetcher, self._publish_clock, self._arrow_publisher, self._check_open
+            fetcher.read_state,
         )
 
     # -- topics -----------------------------------------------------------------------------------------
@@ -312,12 +309,26 @@ class Connection(LogAccess):
     @cached_property
     def transactions(self) -> Transactions:
         """List, describe and abort transactions, as an operator."""
-        return self._tools.make_transactions(self._whole_state)
+        return self._make_transactions(self._whole_state)
+
+    def _make_transactions(self, read_state: Callable[[], State]) -> Transactions:
+        return Transactions(self.requester, read_state, self.namespace.files.time_ms)
 
     @cached_property
     def delayed(self) -> DelayedMessages:
         """Schedule, list, cancel and reschedule delayed messages."""
-        return self._tools.make_delayed(self._whole_state)
+        return self._make_delayed(self._whole_state)
+
+    def _make_delayed(self, read_state: Callable[[], State]) -> DelayedMessages:
+        return DelayedMessages(
+            self._arrow_publisher,
+            self.requester,
+            read_state,
+            self._look,
+            lambda: self._fetcher.make_whole_reader().refresh,
+            self.namespace,
+            self._publish_clock,
+        )
 
     @cached_property
     def schedules(self) -> Schedules:
@@ -327,16 +338,48 @@ class Connection(LogAccess):
     @cached_property
     def groups(self) -> Groups:
         """Describe and change groups: settings, members, committed offsets, lag."""
-        return self._tools.make_groups(self._whole_state)
+        return self._make_groups(self._whole_state)
+
+    def _make_groups(self, read_state: Callable[[], State]) -> Groups:
+        store, retention_ms = self.namespace.store, self.namespace.config.ms("offsets.retention.ms")
+
+        def time_ms() -> int:
+            """Return the store's time; this machine's if the store cannot be written, as with a full disk."""
+            try:
+                return self.namespace.files.time_ms()
+            except OSError:
+                return self._publish_clock.now_ms()
+
+        return Groups(
+            read_state,
+            self.requester,
+            self._fetcher.offsets_for_times,
+            retention_ms,
+            time_ms,
+            lambda: read_consumption(store, time_ms()),
+            partial(read_member_notes, self.namespace.files, self._fetcher.describe_deletion),
+        )
 
     def observer(self) -> Observer:
         """Return an observer, for a process that looks at groups, transactions and delayed messages again and again."""
-        return self._tools.make_observer()
+        self._check_open()
+        fetcher = self._fetcher.make_whole_fetcher()
+
+        def open_fetcher() -> Fetcher:
+            self._check_open()
+            return fetcher
+
+        dead_letters = self._make_dead_letters(open_fetcher)
+        return Observer(fetcher, self._make_groups, self._make_transactions, self._make_delayed, dead_letters)
 
     @cached_property
     def dead_letters(self) -> DeadLetters:
         """Read dead letters of groups, send them back to their topics, or purge them."""
-        return self._tools.make_dead_letters(self._open_fetcher)
+        return self._make_dead_letters(self._open_fetcher)
+
+    def _make_dead_letters(self, fetcher: Callable[[], Fetcher]) -> DeadLetters:
+        timeout_ms = self.namespace.config.ms("request.timeout.ms")
+        return DeadLetters(self.requester, fetcher, self._publish_clock, timeout_ms)
 
     def _whole_state(self) -> State:
         self._check_open()
@@ -400,7 +443,16 @@ class Connection(LogAccess):
             The service. Its `close` ends it.
         """
         self._check_open()
-        return self._open.register(self._sequencers.serve(self.requester.waited_ms), self._open.serving.append)
+        from ..sequencer.serving import Serving  # few clients serve
+
+        serving = Serving(self._create_while_open, self.namespace.config, self._clock, self.requester.waited_ms)
+        return self._open.register(serving, self._open.serving.append)
+
+    def _serve_while_closing(self) -> Serving:
+        """Run a sequencer in a thread, also while the connection closes."""
+        from ..sequencer.serving import Serving
+
+        return Serving(partial(self._create_sequencer, has_lines=True), self.namespace.config, self._clock)
 
     def step_until_idle(self, wait_ms: int | None = None) -> int:
         """Run a sequencer in this call until no request waits, and return the number of letters decided.
@@ -415,12 +467,29 @@ class Connection(LogAccess):
         Raises:
             NotLeader: another sequencer leads, and decides the requests.
         """
-        return self._sequencers.step_until_idle(wait_ms)
+        from ..sequencer.serving import step_until_idle
+
+        wait_ms = None if wait_ms is None else parse_whole_number("wait_ms", wait_ms, 0)
+        return step_until_idle(self.sequencer(), self.namespace.config, self._clock, wait_ms)
 
     def sequencer(self) -> Sequencer:
         """Return a new sequencer of this namespace, for programs that run its steps themselves."""
         self._check_open()
-        return self._sequencers.create()
+        return self._create_sequencer()
+
+    def _create_while_open(self) -> Sequencer:
+        self._check_open()
+        return self._create_sequencer(has_lines=True)
+
+    def _create_sequencer(self, has_lines: bool = False) -> Sequencer:
+        """has_lines: it answers clients directly, too."""
+        from ..sequencer.sequencer import Sequencer
+
+        name = f"{socket.gethostname()}-{os.getpid()}-{next(self._sequencer_numbers)}-{uuid.uuid4().hex[:6]}"
+        locks = LeaderLocks(self.namespace.files)
+        return Sequencer(
+            self.namespace, name, self._clock, new_file_id, self._crash_point, locks=locks, has_lines=has_lines
+        )
 
     # -- end --------------------------------------------------------------------------------------------
 
@@ -434,7 +503,7 @@ class Connection(LogAccess):
             IllegalState: the call comes from a callback of a producer. Nothing is closed.
             LakeMQError: the first error of the closed objects.
         """
-        self._open.close((self._consumers.close, self.requester.close))
+        self._open.close((self._heartbeats.stop, self.requester.close))
 
     def __enter__(self) -> Connection:
         return self

@@ -3,49 +3,66 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
+from lakemq.tables.storage.coordination.beats import Beats
+
 from ..namespace.clock import Clock
-from ..namespace.process import ProcessBound
+from ..namespace.namespace import Namespace
+from ..namespace.process import ProcessBound, new_id
 from ..protocol.errors import InvalidRequest
+from ..protocol.parameters import GROUP
+from ..protocol.unsupported_settings import normalize_option_names
+from ..protocol.values.assignments import TopicIdPartition
+from ..protocol.values.state import State
 from .arguments import (
     check_option_names,
     check_unit,
+    invalid_argument,
+    parse_choice,
     parse_fetch_position,
     parse_flag,
+    parse_group_name,
     parse_list,
     parse_mapping,
     parse_partition,
     parse_timestamp,
     parse_topic_name,
     parse_topic_names,
+    parse_topics_and_partitions,
     parse_whole_number,
     parse_whole_numbers,
 )
-from .consume.consumer import Consumer
-from .consume.consumers import ConsumerFactory
-from .consume.group_consumer import MemberConsumer
+from .consume.consumer import Consumer, ConsumerParts, RangeFetcher
+from .consume.group_consumer import GroupConsumer, MemberConsumer, read_member_options
 from .consume.group_stream import GroupStream
-from .consume.options import MEMBER_OPTIONS, Names, Protocol, RebalanceListener
+from .consume.membership import HeartbeatThread, Membership
+from .consume.options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS, Names, Protocol, RebalanceListener
+from .consume.position_consumer import AssignedConsumer, AssignedPartitions
+from .consume.position_reader import Reset
+from .consume.queue_consumer import QueueConsumer
 from .consume.worker import BACKOFF_MS, Backoff, Errors, Handler, WorkerReport, run_worker
 from .fetch.fetch_result import FetchResult
-from .fetch.fetcher import Fetcher
+from .fetch.fetcher import Fetcher, StepWaiter
 from .fetch.plan import Bounds, FetchPosition, Isolation, check_isolation
+from .fetch.rows import RowGroupCache
+from .groups.stalls import find_open_transactions
 from .open_objects import OpenObjects
+from .requests.requester import Requester
 from .transactions.scope import TransactionScope
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from .consume.group_consumer import GroupConsumer
     from .consume.options import AssignKeywords, MemberKeywords
-    from .consume.position_consumer import AssignedConsumer
-    from .consume.queue_consumer import QueueConsumer
+
+_MEMBER_WAIT_MS = 1_000
+"""Longest wait of a member, after which its poll notes again that the member polls."""
 
 
 class LogAccess(ProcessBound):
@@ -53,15 +70,18 @@ class LogAccess(ProcessBound):
 
     def __init__(
         self,
+        namespace: Namespace,
+        requester: Requester,
         fetcher: Fetcher,
-        consumers: ConsumerFactory,
         open_objects: OpenObjects,
         clock: Clock,
         make_transaction: Callable[..., TransactionScope],
         has_spark: bool,
     ) -> None:
         """make_transaction: returns a transaction, as `mq.transaction`; has_spark: streams get DataFrames."""
-        self._fetcher, self._consumers, self._open, self._clock = fetcher, consumers, open_objects, clock
+        self.namespace, self.requester = namespace, requester
+        self._fetcher, self._open, self._clock = fetcher, open_objects, clock
+        self._heartbeats = HeartbeatThread(Beats(namespace.files), new_id)
         self._make_transaction, self._has_spark = make_transaction, has_spark
         self._check_open = open_objects.check_open
 
@@ -163,14 +183,9 @@ class LogAccess(ProcessBound):
         return {partition: bounds.end for partition, bounds in self._bounds(topic, isolation).items()}
 
     def _bounds(self, topic: str, isolation: Isolation) -> dict[int, Bounds]:
-        self._check_open()
         check_isolation(isolation)
-        return {
-            partition: bounds
-            for (_, partition), bounds in self._fetcher.find_bounds(
-                [parse_topic_name("topic", topic)], isolation
-            ).items()
-        }
+        all_bounds = self._find_bounds([parse_topic_name("topic", topic)], isolation)
+        return {partition: bounds for (_, partition), bounds in all_bounds.items()}
 
     def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
         """Return partition -> (offset, timestamp_ms) of the first message not before a time.
@@ -323,11 +338,107 @@ class LogAccess(ProcessBound):
                 found="assign and more",
                 expected="one of topics, pattern and assign",
             )
+        name = parse_group_name(group)
         if assigned:
-            return self._consumers.create_for_partitions(group, assigned, options)
-        return self._consumers.create_member(
-            group, topics, protocol, options, lambda member: self._open.register(member, self._open.members.add)
+            return self._create_for_partitions(name, assigned, options)
+        return self._create_member(name, parse_topic_names("topics", topics), protocol, options)
+
+    def _create_for_partitions(self, group: str, assign: Any, options: dict[str, Any]) -> AssignedConsumer:
+        """Return a consumer of these partitions and of all partitions of these topics."""
+        topic_partitions = parse_topics_and_partitions("assign", assign)
+        options = normalize_option_names(options, ASSIGN_OPTIONS)
+        check_option_names(options, ASSIGN_OPTIONS)
+        defaults = self.namespace.config.member_defaults
+        options = {**{key: value for key, value in defaults.items() if key in ASSIGN_OPTIONS}, **options}
+        topics = [topic for topic, partition in topic_partitions if partition is None]
+        partitions = [(topic, partition) for topic, partition in topic_partitions if partition is not None]
+        if self._fetcher.query_groups(lambda state: group in state.groups_with_members):
+            raise InvalidRequest(
+                "The group has members, and its partitions are assigned to these.",
+                found="assign",
+                expected="topics, to join the group",
+            )
+        parts = self._build_parts(group, options, self._fetcher.new_waiter(threading.Event()))
+        timeout_ms = parse_whole_number("default_timeout_ms", options.get("default_timeout_ms", 60_000), 0)
+        assigned = AssignedPartitions(parts, self._find_bounds, topics, partitions, timeout_ms)
+        return AssignedConsumer(parts, assigned, options.get("auto_offset_reset", "earliest"))
+
+    def _create_member(self, group: str, topics: list[str], protocol: Any, options: dict[str, Any]) -> MemberConsumer:
+        """Return a consumer that has joined the group, and leaves it with the connection."""
+        if protocol is None:
+            default = self.namespace.config.group_defaults.get("group.protocol", GROUP["group.protocol"].default)
+            protocol = self._find_protocol(group, str(default))
+        config = {"group.protocol": parse_choice("protocol", protocol, PROTOCOLS)}
+        options = normalize_option_names(options, MEMBER_OPTIONS)
+        check_option_names(options, MEMBER_OPTIONS)
+        options = {**self.namespace.config.member_defaults, **options}
+        if bool(topics) == (options.get("pattern") is not None):
+            raise InvalidRequest(
+                "Nothing, or two things, to consume from.", expected="one of topics, pattern and assign"
+            )
+        listener = options.get("listener")
+        if not isinstance(listener, RebalanceListener | None):
+            raise invalid_argument("listener", listener, "a RebalanceListener")
+        member_options = read_member_options(topics, config, options)
+        isolation: Isolation = options.get("isolation", "read_committed")
+        _read_timeout(options)
+        self._fetcher.query(lambda state: [state.topic(name).topic_id for name in topics])
+        membership = Membership(
+            self.requester,
+            self._heartbeats,
+            self._fetcher.query_groups,
+            new_id,
+            group,
+            isolation,
+            member_options,
+            self._fetcher.describe_deletion,
         )
+        # a poll also keeps the member's place in its group, so it must not wait for long although no step comes
+        parts = self._build_parts(group, options, self._fetcher.new_waiter(membership.news, _MEMBER_WAIT_MS))
+        consumer: MemberConsumer
+        if config["group.protocol"] == "queue":
+            consumer = QueueConsumer(parts, membership, listener)
+        else:
+            reset: Reset = member_options.auto_offset_reset  # type: ignore[assignment]
+            consumer = GroupConsumer(parts, membership, reset, listener)
+        open_member = consumer._open_member
+        open_member.watch(consumer, self._heartbeats.abandoned)
+        self._open.register(open_member, self._open.members.add)
+        open_member.warn_of_others(self._fetcher.query_groups)
+        return consumer
+
+    def _build_parts(self, group: str, options: dict[str, Any], waiter: StepWaiter) -> ConsumerParts:
+        """Return what the parts of one consumer share. It caches row groups: the next poll reads on in them."""
+        isolation: Isolation = options.get("isolation", "read_committed")
+        check_isolation(isolation)
+        fetcher = RangeFetcher(partial(self._fetcher.fetch_ranges, RowGroupCache()), isolation)
+        timeout_ms = _read_timeout(options)
+        return ConsumerParts(
+            group, self.requester, fetcher, self._clock, waiter, self._explain_transactions, timeout_ms
+        )
+
+    def _find_protocol(self, group: str, default: str) -> str:
+        """Return the protocol of a group; default: if the group does not exist."""
+
+        def find(state: State) -> str:
+            existing = state.groups.get(group)
+            return default if existing is None else str(existing.setting("group.protocol"))
+
+        return self._fetcher.query_groups(find)
+
+    def _explain_transactions(self, partitions: Sequence[TopicIdPartition]) -> list[str]:
+        """Return a sentence for each open transaction at which readers of committed messages stand.
+
+        A consumer follows neither producers nor transactions, so this reads them for this call alone.
+        """
+        state = self._fetcher.make_whole_reader().refresh()
+        return [str(stall) for stall in find_open_transactions(state, partitions, state.now_ms)]
+
+    def _find_bounds(
+        self, topics: Iterable[str], isolation: Isolation, newest: bool = True
+    ) -> dict[tuple[str, int], Bounds]:
+        self._check_open()
+        return self._fetcher.find_bounds(topics, isolation, newest)
 
     def run_worker(
         self,
@@ -409,7 +520,7 @@ class LogAccess(ProcessBound):
         """
         self._check_open()
         named = parse_topic_names("topics", topics)
-        chosen: Any = protocol if protocol is not None else self._consumers.find_protocol(group, "cooperative")
+        chosen: Any = protocol if protocol is not None else self._find_protocol(parse_group_name(group), "cooperative")
 
         def join_group() -> MemberConsumer:
             consumer = self.consumer(group, topics=named, protocol=chosen, **options)
@@ -417,3 +528,8 @@ class LogAccess(ProcessBound):
             return consumer
 
         return GroupStream(join_group, self._make_transaction, self._clock, self._has_spark)
+
+
+def _read_timeout(options: Mapping[str, Any]) -> int | None:
+    timeout_ms = options.get("consumer_timeout_ms")
+    return None if timeout_ms is None else parse_whole_number("consumer_timeout_ms", timeout_ms, 0)

@@ -1,4 +1,4 @@
-"""What a connection has for operators: groups, transactions, delayed messages, and the observer of a namespace."""
+"""The observer of a namespace, for operators, and what processes have noted of members."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lakemq.tables.storage.coordination.beats import Beats, OverdueNotes
+from lakemq.tables.storage.object_stores.files import Files
 
-from ..namespace.clock import Clock
-from ..namespace.namespace import Namespace
 from ..namespace.process import ProcessBound
 from ..protocol.codec.beat import FencedMember, OverdueMember, decode_fenced_members, decode_overdue_members
 from ..protocol.values.state import State
@@ -18,10 +17,7 @@ from .dead_letters import DeadLetters
 from .delayed import DelayedMessages
 from .fetch.fetcher import Fetcher
 from .groups.groups import Groups
-from .groups.lag import read_consumption
 from .groups.stalls import MemberNotes, list_missing_topics
-from .publish.arrow import ArrowPublisher
-from .requests.requester import Requester
 from .transactions.operations import Transactions
 
 # An observer looks at a whole namespace again and again: groups, transactions and delayed messages as of one step.
@@ -63,13 +59,20 @@ class Observer(ProcessBound):
             inside a look: it may move the state on.
     """
 
-    def __init__(self, fetcher: Fetcher, tools: OperatorTools, dead_letters: DeadLetters) -> None:
-        """fetcher: of the whole state. tools: of the connection. dead_letters: read with the fetcher."""
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        make_groups: Callable[[ReadState], Groups],
+        make_transactions: Callable[[ReadState], Transactions],
+        make_delayed: Callable[[ReadState], DelayedMessages],
+        dead_letters: DeadLetters,
+    ) -> None:
+        """fetcher: of the whole state. make_groups, ...: as the connection makes them. dead_letters: read with it."""
         self._fetcher = fetcher
         self._state = State()
-        self._groups = tools.make_groups(lambda: self._state)
-        self._transactions = tools.make_transactions(lambda: self._state)
-        self._delayed = tools.make_delayed(lambda: self._state)
+        self._groups = make_groups(lambda: self._state)
+        self._transactions = make_transactions(lambda: self._state)
+        self._delayed = make_delayed(lambda: self._state)
         self.dead_letters = dead_letters
 
     @contextmanager
@@ -96,104 +99,32 @@ class Observer(ProcessBound):
         return self.query(State.snapshot)
 
 
-class OperatorTools:
-    """Makes the objects with which operators look at a namespace, and change it. Thread-safe."""
+def read_member_notes(files: Files, describe_deletion: Callable[[str, int], str], state: State) -> MemberNotes:
+    """Return what processes have noted of members, and how their missing topics were deleted."""
+    groups = [state.groups[name] for name in state.groups_with_members]
+    missing = {topic for group in groups for topic in list_missing_topics(state, group)}
+    deletions = {topic: describe_deletion(topic, state.deleted_topic_count) for topic in missing}
+    return MemberNotes(_read_overdue(files, state), _read_fence_notes(files, state), deletions)
 
-    def __init__(
-        self,
-        namespace: Namespace,
-        requester: Requester,
-        fetcher: Fetcher,
-        clock: Clock,
-        arrow_publisher: Callable[[], ArrowPublisher],
-        check_open: Callable[[], None],
-    ) -> None:
-        """arrow_publisher: returns a new publisher; check_open: raises IllegalState once the connection is closed."""
-        self._namespace, self._requester, self._fetcher, self._clock = namespace, requester, fetcher, clock
-        self._arrow_publisher, self._check_open = arrow_publisher, check_open
 
-    def make_transactions(self, read_state: ReadState) -> Transactions:
-        """Return the operations on transactions."""
-        return Transactions(self._requester, read_state, self._namespace.files.time_ms)
+def _read_fence_notes(files: Files, state: State) -> list[FencedMember]:
+    """Return the members that were fenced while they lived; those whose note can be read."""
+    if not any(state.groups[name].instances for name in state.groups_with_members):
+        return []  # the usual case costs no request to the store
+    fenced: list[FencedMember] = []
+    with suppress(OSError):
+        for body in Beats(files).read_notes():
+            with suppress(ValueError):  # any user may put a file there
+                fenced += decode_fenced_members(body)
+    return fenced
 
-    def make_delayed(self, read_state: ReadState) -> DelayedMessages:
-        """Return the operations on delayed messages."""
-        return DelayedMessages(
-            self._arrow_publisher,
-            self._requester,
-            read_state,
-            self._look,
-            lambda: self._fetcher.make_whole_reader().refresh,
-            self._namespace,
-            self._clock,
-        )
 
-    def make_groups(self, read_state: ReadState) -> Groups:
-        """Return the operations on groups."""
-        retention_ms = self._namespace.config.ms("offsets.retention.ms")
-        store, time_ms = self._namespace.store, self._store_time_ms
-        return Groups(
-            read_state,
-            self._requester,
-            self._fetcher.offsets_for_times,
-            retention_ms,
-            time_ms,
-            lambda: read_consumption(store, time_ms()),
-            self._read_notes,
-        )
-
-    def _read_notes(self, state: State) -> MemberNotes:
-        """Return what processes have noted of members, and how their missing topics were deleted."""
-        groups = [state.groups[name] for name in state.groups_with_members]
-        missing = {topic for group in groups for topic in list_missing_topics(state, group)}
-        count = state.deleted_topic_count
-        deletions = {topic: self._fetcher.describe_deletion(topic, count) for topic in missing}
-        return MemberNotes(self._read_overdue(state), self._read_fence_notes(state), deletions)
-
-    def _read_fence_notes(self, state: State) -> list[FencedMember]:
-        """Return the members that were fenced while they lived; those whose note can be read."""
-        if not any(state.groups[name].instances for name in state.groups_with_members):
-            return []  # the usual case costs no request to the store
-        fenced: list[FencedMember] = []
-        with suppress(OSError):
-            for body in Beats(self._namespace.files).read_notes():
-                with suppress(ValueError):  # any user may put a file there
-                    fenced += decode_fenced_members(body)
-        return fenced
-
-    def _read_overdue(self, state: State) -> list[OverdueMember]:
-        """Return the members that the leader of a state has noted as overdue; none if the note cannot be read."""
-        if not (state.leader and state.groups_with_members):
-            return []
-        try:
-            body = OverdueNotes(self._namespace.files).read(state.leader_epoch)
-            return [] if body is None else decode_overdue_members(body)
-        except (OSError, ValueError):  # any user may put a file there, and the rest can be read without it
-            return []
-
-    def _store_time_ms(self) -> int:
-        """Return the store's time; this machine's if the store cannot be written, as with a full disk."""
-        try:
-            return self._namespace.files.time_ms()
-        except OSError:
-            return self._clock.now_ms()
-
-    def make_dead_letters(self, fetcher: Callable[[], Fetcher]) -> DeadLetters:
-        """Return the operations on dead letters."""
-        timeout_ms = self._namespace.config.ms("request.timeout.ms")
-        return DeadLetters(self._requester, fetcher, self._clock, timeout_ms)
-
-    def make_observer(self) -> Observer:
-        """Return an observer, whose objects read the state that it follows."""
-        self._check_open()
-        fetcher = self._fetcher.make_whole_fetcher()
-
-        def open_fetcher() -> Fetcher:
-            self._check_open()
-            return fetcher
-
-        return Observer(fetcher, self, self.make_dead_letters(open_fetcher))
-
-    def _look(self, read: Callable[[State], T]) -> T:
-        self._check_open()
-        return self._fetcher.query(read)
+def _read_overdue(files: Files, state: State) -> list[OverdueMember]:
+    """Return the members that the leader of a state has noted as overdue; none if the note cannot be read."""
+    if not (state.leader and state.groups_with_members):
+        return []
+    try:
+        body = OverdueNotes(files).read(state.leader_epoch)
+        return [] if body is None else decode_overdue_members(body)
+    except (OSError, ValueError):  # any user may put a file there, and the rest can be read without it
+        return []

@@ -92,7 +92,7 @@ def test_listener_of_garbage_consumer_is_not_called(mq: Connection, group: str, 
 
 @pytest.mark.slow
 def test_collector_waits_for_no_lock(mq: Connection, group: str, topic: str) -> None:
-    consumers, heartbeats = [join(mq, group, topic)], mq._consumers._heartbeats
+    consumers, heartbeats = [join(mq, group, topic)], mq._heartbeats
     has_lock, may_go_on = threading.Event(), threading.Event()
 
     def hold(*locks: Any) -> None:
@@ -119,7 +119,7 @@ def test_closing_connection_leaves_the_groups_of_garbage_consumers(tmp_path: Pat
         topic = new_topic(mq)
         own = lakemq.connect(mq.namespace.path)
         consumer = join(own, "g", topic)
-        own._consumers._heartbeats.stop()  # so that its thread does not close the member
+        own._heartbeats.stop()  # so that its thread does not close the member
         del consumer
         gc.collect()
         own.close()
