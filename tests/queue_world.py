@@ -13,9 +13,9 @@ import pyarrow as pa
 from clocks import ManualClock
 from protocol_harness import Harness
 
-from lakemq.engine.client.consume.consumer import ConsumerParts, RangeFetcher
 from lakemq.engine.client.consume.membership import Membership
 from lakemq.engine.client.consume.options import MemberOptions
+from lakemq.engine.client.consume.parts import ConsumerParts, RangeFetcher
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import Row
 from lakemq.engine.protocol import machine

@@ -38,13 +38,14 @@ from .arguments import (
     parse_whole_number,
     parse_whole_numbers,
 )
-from .consume.consumer import Consumer, ConsumerParts, RangeFetcher
+from .consume.consumer import Consumer
 from .consume.group_consumer import GroupConsumer, MemberConsumer, read_member_options
 from .consume.group_stream import GroupStream
 from .consume.membership import HeartbeatThread, Membership
 from .consume.options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS, Names, Protocol, RebalanceListener
-from .consume.position_consumer import AssignedConsumer, AssignedPartitions
-from .consume.position_reader import Reset
+from .consume.parts import ConsumerParts, RangeFetcher
+from .consume.position_consumer import AssignedConsumer
+from .consume.position_reader import AssignedPartitions, Reset
 from .consume.queue_consumer import QueueConsumer
 from .consume.worker import BACKOFF_MS, Backoff, Errors, Handler, WorkerReport, run_worker
 from .fetch.fetch_result import FetchResult

@@ -16,13 +16,14 @@ from ...protocol.values.groups import MAX_ASSIGNORS, OFFSET_RESETS
 from ..arguments import invalid_argument, parse_choice, parse_text, parse_texts, parse_topic_names, parse_whole_number
 from ..offsets import TopicPartition
 from .batch import ConsumerBatch
-from .consumer import Consumer, ConsumerParts, PartitionReader
-from .member import Member, PositionMember
+from .consumer import Consumer, PartitionReader
+from .member import Member
 from .membership import Membership
 from .open_members import OpenMember
 from .options import MAX_CLIENT_ID, MemberOptions, Pattern, RebalanceListener
+from .parts import ConsumerParts
 from .position_consumer import PositionConsumer
-from .position_reader import PositionReader, Reset
+from .position_reader import PositionMember, PositionReader, Reset
 from .progress import OWN, Ends, Remainder, find_remainder_by_group
 
 log = logging.getLogger("lakemq.consumer")

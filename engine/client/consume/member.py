@@ -5,7 +5,6 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
@@ -16,14 +15,12 @@ from ...protocol.values.deliveries import AckOutcome, DeliveryStatus, Stretch
 from ...protocol.values.groups import Assigned
 from ...protocol.values.offsets import OffsetCommit
 from ..fetch.fetch_result import Message
-from ..fetch.plan import Bounds
 from ..offsets import ConsumedOffsets, TopicPartition
 from .batch import ConsumerBatch, DeliverySpan, Messages, Ownership, PollOutcome, spans_of_messages
-from .consumer import ConsumerLock
 from .membership import Membership, MembershipView, OwnedPartition
 from .options import Pattern, RebalanceListener
 from .outcomes import AckSender, AckTracker, invalid_error, raise_chain
-from .position_reader import PositionReader, ReadPosition
+from .parts import ConsumerLock
 
 log = logging.getLogger("lakemq.consumer")
 
@@ -289,75 +286,6 @@ class Member(ABC):
         is_elsewhere = outcome in (PollOutcome.NOT_ASSIGNED, PollOutcome.OTHERS_HOLD_THE_REST)
         holders = self.membership.describe_holders() if is_elsewhere else []
         return [*self.membership.describe_missing_topics(), *holders]
-
-
-class PositionMember(Member):
-    """A member with a position in each of its partitions, which are those of its reader.
-
-    A revoked partition is released after the listener has returned, even if it raises: the group waits for that before
-    another member gets it. The release is repeated with each poll until the group knows of it.
-
-    Attributes:
-        reader: reads at the positions. The consumer sets it before the member joins.
-        revoked: partitions that the group wants back, as of the last `read_bounds`. They are read no further.
-    """
-
-    reader: PositionReader
-    revoked: AbstractSet[TopicPartition] = frozenset()
-
-    def read_bounds(self, reader: PositionReader, newest: bool) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of reported partitions that the member still has.
-
-        The positions of others stay until they are reported as lost, because they may still be committed.
-        """
-        partitions, current = self.partitions, self.membership.read_view(newest).owned
-        owned = {tp: current[tp] for tp, old in partitions.items() if tp in current and current[tp].epoch == old.epoch}
-        self.revoked = {tp for tp, partition in owned.items() if partition.is_paused}
-        for tp, partition in owned.items():
-            if tp not in reader.by_partition:
-                reader.by_partition[tp] = ReadPosition(
-                    partition.bounds.topic_id,
-                    partition.start_offset,
-                    is_group_start=partitions[tp].committed is None,
-                )
-        return {tp: partition.bounds for tp, partition in owned.items()}
-
-    def read_offsets(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
-        """Return what the group has committed. Needs no lock."""
-        with self._lock.own:
-            return self.read_committed()
-
-    def explain_lost_member(self) -> LakeMQError | None:
-        """Return why the group knows the member no longer; None if the member may join again."""
-        return self.membership.fenced_error() if self.membership.is_replaced() else None
-
-    def list_lost_with_member(self) -> Sequence[TopicPartition]:
-        """Return all partitions: other members may have them already."""
-        return list(self.partitions)
-
-    def lose(self, tp: TopicPartition) -> bool:
-        self.reader.forget(tp)
-        return True
-
-    def find_revoked(self, owned: OwnedPartitions) -> list[TopicPartition]:
-        return [tp for tp, partition in owned.items() if partition.is_paused and tp in self.partitions]
-
-    def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
-        for tp in reported:
-            self.partitions.pop(tp, None)
-            self.reader.forget(tp)
-        revoked = {tp: partition for tp, partition in owned.items() if partition.is_paused}
-        if revoked and not self._lock.is_closed:
-            self.membership.release(revoked)
-
-    def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
-        return {tp: part for tp, part in owned.items() if not part.is_paused and tp not in self.partitions}
-
-    def take(self, new: OwnedPartitions) -> None:
-        self.reader.read_bounds()
-
-    def drop_all(self) -> None:
-        self.reader.forget_all()
 
 
 ANSWER_MS = 1_000

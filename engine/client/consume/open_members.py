@@ -19,17 +19,26 @@ import warnings
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ...protocol.values.state import State
-
-if TYPE_CHECKING:
-    from .member import Member
 
 log = logging.getLogger("lakemq.consumer")
 
 _ENGINE = __name__.partition(".client.")[0]
 _SHOWN_PARTITIONS, _SHOWN_CHARACTERS = 3, 80
+
+
+class _Member(Protocol):
+    """The part of a `Member` that is used here. Its module imports this one, by way of the membership."""
+
+    @property
+    def member_id(self) -> str: ...
+
+    @property
+    def is_in_group(self) -> bool: ...
+
+    def silence(self) -> None: ...
 
 
 class OpenMember:
@@ -40,7 +49,7 @@ class OpenMember:
             the line has its text.
     """
 
-    def __init__(self, group: str, member: Member, close: Callable[[bool | None], object]) -> None:
+    def __init__(self, group: str, member: _Member, close: Callable[[bool | None], object]) -> None:
         """close: closes the consumer, as `MemberConsumer.close` says."""
         self._group, self._member, self._close = group, member, close
         self._is_closing = False

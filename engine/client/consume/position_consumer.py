@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 
 from ...protocol.errors import (
     FencedMemberEpoch,
-    LakeMQError,
-    ThrottlingQuotaExceeded,
     UnknownMemberId,
-    UnstableOffsetCommit,
 )
-from ...protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched, OffsetsJudged
+from ...protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsJudged
 from ..arguments import parse_text
-from ..fetch.plan import Bounds, Isolation, unknown_partition
 from ..offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ..requests.requester import ask_with_retries
 from ..tracing import traces_commit
-from .batch import ConsumerBatch, Ownership, PollOutcome
+from .batch import ConsumerBatch
 from .consumer import Consumer, ConsumerParts, find_offsets_to_commit
-from .position_reader import Partitions, PositionReader, Reset
+from .position_reader import AssignedPartitions, Partitions, PositionReader, Reset
 from .progress import Ends, Remainder, find_remainder_by_positions
 
 _COMMIT_MS = 60_000
 """How long a commit is repeated while no sequencer answers."""
-_RETRY_MS = 20
 
 
 class PositionConsumer(Consumer):
@@ -190,98 +184,3 @@ class AssignedConsumer(PositionConsumer):
         """Stop polling. Nothing is committed by this."""
         self._lock.is_closed = True
         self._parts.waiter.close()
-
-
-class AssignedPartitions:
-    """The assigned partitions of one consumer, which holds its lock for every call."""
-
-    def __init__(
-        self,
-        parts: ConsumerParts,
-        find_bounds: Callable[[Iterable[str], Isolation, bool], Mapping[TopicPartition, Bounds]],
-        topics: Sequence[str],
-        assign: Sequence[TopicPartition],
-        timeout_ms: int,
-    ) -> None:
-        """Name the partitions. `revoked`, which a group wants back, are none of them.
-
-        Args:
-            parts: what the parts of the consumer share.
-            find_bounds: returns the bounds of all partitions of some topics, as of the newest step; with False, as of
-                the step that was read last.
-            topics: topics whose partitions are all read.
-            assign: single partitions that are read.
-            timeout_ms: how long to wait for committed offsets that an open transaction holds back.
-        """
-        self._parts, self._find_bounds, self.timeout_ms = parts, find_bounds, timeout_ms
-        self._topics, self._assigned = frozenset(topics), frozenset(assign)
-        self.revoked: AbstractSet[TopicPartition] = frozenset()
-        self._has_begun = False
-
-    def update(self, newest: bool) -> None:
-        """Take in what has changed since the last poll. Raise IllegalState if the consumer is closed.
-
-        newest: whether to look for newer steps. False: none was decided since the last look.
-        """
-        self._parts.lock.check_open()
-        self._find_bounds((), self._parts.fetcher.isolation, newest)
-
-    def read_bounds(self, reader: PositionReader, newest: bool) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of all partitions, and let the reader have positions of exactly these.
-
-        newest: whether to read newer steps first. False: as of the step that was read last.
-
-        Raises UnknownTopicOrPartition: one of them is not there.
-        """
-        topics = sorted({*self._topics, *(topic for topic, _ in self._assigned)})
-        existing = self._find_bounds(topics, self._parts.fetcher.isolation, newest)
-        for topic, partition in self._assigned - existing.keys():
-            raise unknown_partition(topic, partition, sum(name == topic for name, _ in existing))
-        bounds = {tp: of for tp, of in existing.items() if tp[0] in self._topics or tp in self._assigned}
-        reader.follow(bounds, are_new=self._has_begun)
-        self._has_begun = True
-        return bounds
-
-    def read_offsets(self, topic_partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetCommit]:
-        """Return what the group has committed. Waits while an open transaction holds some of the offsets back.
-
-        Raises:
-            UnstableOffsetCommit: that takes too long.
-            ThrottlingQuotaExceeded: the sequencer was too busy with other answers all that time.
-        """
-        request, clock = FetchOffsets(self._parts.group, list(topic_partitions)), self._parts.clock
-        deadline_ms = clock.steady_ms() + self.timeout_ms
-        while True:
-            try:
-                answer = self._parts.requester.ask(request)
-            except (UnstableOffsetCommit, ThrottlingQuotaExceeded):
-                if clock.steady_ms() > deadline_ms:
-                    raise
-                clock.sleep(_RETRY_MS)
-                continue
-            assert isinstance(answer, OffsetsFetched)
-            return {(commit.topic, commit.partition): commit for commit in answer.offsets}
-
-    def explain_lost_member(self) -> LakeMQError | None:
-        """Return None: there is no member."""
-        return None
-
-    def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
-        """Return nothing: no group has assigned these partitions."""
-        return {}
-
-    def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
-        """Return offsets that can be committed."""
-        return ConsumedOffsets(offsets, topic_ids)
-
-    def waits_for_partitions(self) -> bool:
-        """Return False: the partitions are there from the beginning."""
-        return False
-
-    def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
-        """Return why a poll brought nothing. is_behind: whether something is left before the ends of the logs."""
-        return PollOutcome.NOT_YET if is_behind() else PollOutcome.AT_END
-
-    def explain_outcome(self, outcome: PollOutcome) -> Sequence[str]:
-        """Return nothing: no group holds messages back."""
-        return ()

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
-from ...protocol.errors import NoOffsetForPartition, OffsetOutOfRange
+from ...protocol.errors import (
+    LakeMQError,
+    NoOffsetForPartition,
+    OffsetOutOfRange,
+    ThrottlingQuotaExceeded,
+    UnstableOffsetCommit,
+)
 from ...protocol.values.assignments import TopicIdPartition
-from ...protocol.values.offsets import OffsetCommit
+from ...protocol.values.offsets import FetchOffsets, OffsetCommit, OffsetsFetched
 from ..arguments import parse_choice, parse_partition_offsets, parse_whole_number
 from ..fetch.fetch_result import Message
-from ..fetch.plan import Bounds
+from ..fetch.plan import Bounds, Isolation, unknown_partition
 from ..offsets import ConsumedOffsets, TopicPartition
-from .batch import ConsumerBatch
-from .consumer import ConsumerParts, Moves, check_assignment, cut_to_messages, divide_room
+from .batch import ConsumerBatch, Ownership, PollOutcome
+from .member import Member, OwnedPartitions
+from .membership import OwnedPartition
 from .options import Beginning, log_beginnings
-
-if TYPE_CHECKING:
-    from .member import PositionMember
-    from .position_consumer import AssignedPartitions
-
-Partitions: TypeAlias = "AssignedPartitions | PositionMember"
-"""The partitions of a consumer that has positions: assigned by its user, or by a group."""
+from .parts import ConsumerParts, Moves, check_assignment, cut_to_messages, divide_room
 
 Reset = Literal["earliest", "latest", "none"]
 
@@ -85,6 +87,177 @@ class UnseenPositions:
     def _move(self, tp: TopicPartition, offset: int) -> None:
         positions = self._reader.by_partition
         positions[tp] = replace(positions[tp], offset=offset)
+
+
+_RETRY_MS = 20
+
+
+class AssignedPartitions:
+    """The assigned partitions of one consumer, which holds its lock for every call."""
+
+    def __init__(
+        self,
+        parts: ConsumerParts,
+        find_bounds: Callable[[Iterable[str], Isolation, bool], Mapping[TopicPartition, Bounds]],
+        topics: Sequence[str],
+        assign: Sequence[TopicPartition],
+        timeout_ms: int,
+    ) -> None:
+        """Name the partitions. `revoked`, which a group wants back, are none of them.
+
+        Args:
+            parts: what the parts of the consumer share.
+            find_bounds: returns the bounds of all partitions of some topics, as of the newest step; with False, as of
+                the step that was read last.
+            topics: topics whose partitions are all read.
+            assign: single partitions that are read.
+            timeout_ms: how long to wait for committed offsets that an open transaction holds back.
+        """
+        self._parts, self._find_bounds, self.timeout_ms = parts, find_bounds, timeout_ms
+        self._topics, self._assigned = frozenset(topics), frozenset(assign)
+        self.revoked: AbstractSet[TopicPartition] = frozenset()
+        self._has_begun = False
+
+    def update(self, newest: bool) -> None:
+        """Take in what has changed since the last poll. Raise IllegalState if the consumer is closed.
+
+        newest: whether to look for newer steps. False: none was decided since the last look.
+        """
+        self._parts.lock.check_open()
+        self._find_bounds((), self._parts.fetcher.isolation, newest)
+
+    def read_bounds(self, reader: PositionReader, newest: bool) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of all partitions, and let the reader have positions of exactly these.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
+
+        Raises UnknownTopicOrPartition: one of them is not there.
+        """
+        topics = sorted({*self._topics, *(topic for topic, _ in self._assigned)})
+        existing = self._find_bounds(topics, self._parts.fetcher.isolation, newest)
+        for topic, partition in self._assigned - existing.keys():
+            raise unknown_partition(topic, partition, sum(name == topic for name, _ in existing))
+        bounds = {tp: of for tp, of in existing.items() if tp[0] in self._topics or tp in self._assigned}
+        reader.follow(bounds, are_new=self._has_begun)
+        self._has_begun = True
+        return bounds
+
+    def read_offsets(self, topic_partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetCommit]:
+        """Return what the group has committed. Waits while an open transaction holds some of the offsets back.
+
+        Raises:
+            UnstableOffsetCommit: that takes too long.
+            ThrottlingQuotaExceeded: the sequencer was too busy with other answers all that time.
+        """
+        request, clock = FetchOffsets(self._parts.group, list(topic_partitions)), self._parts.clock
+        deadline_ms = clock.steady_ms() + self.timeout_ms
+        while True:
+            try:
+                answer = self._parts.requester.ask(request)
+            except (UnstableOffsetCommit, ThrottlingQuotaExceeded):
+                if clock.steady_ms() > deadline_ms:
+                    raise
+                clock.sleep(_RETRY_MS)
+                continue
+            assert isinstance(answer, OffsetsFetched)
+            return {(commit.topic, commit.partition): commit for commit in answer.offsets}
+
+    def explain_lost_member(self) -> LakeMQError | None:
+        """Return None: there is no member."""
+        return None
+
+    def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
+        """Return nothing: no group has assigned these partitions."""
+        return {}
+
+    def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
+        """Return offsets that can be committed."""
+        return ConsumedOffsets(offsets, topic_ids)
+
+    def waits_for_partitions(self) -> bool:
+        """Return False: the partitions are there from the beginning."""
+        return False
+
+    def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
+        """Return why a poll brought nothing. is_behind: whether something is left before the ends of the logs."""
+        return PollOutcome.NOT_YET if is_behind() else PollOutcome.AT_END
+
+    def explain_outcome(self, outcome: PollOutcome) -> Sequence[str]:
+        """Return nothing: no group holds messages back."""
+        return ()
+
+
+class PositionMember(Member):
+    """A member with a position in each of its partitions, which are those of its reader.
+
+    A revoked partition is released after the listener has returned, even if it raises: the group waits for that before
+    another member gets it. The release is repeated with each poll until the group knows of it.
+
+    Attributes:
+        reader: reads at the positions. The consumer sets it before the member joins.
+        revoked: partitions that the group wants back, as of the last `read_bounds`. They are read no further.
+    """
+
+    reader: PositionReader
+    revoked: AbstractSet[TopicPartition] = frozenset()
+
+    def read_bounds(self, reader: PositionReader, newest: bool) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of reported partitions that the member still has.
+
+        The positions of others stay until they are reported as lost, because they may still be committed.
+        """
+        partitions, current = self.partitions, self.membership.read_view(newest).owned
+        owned = {tp: current[tp] for tp, old in partitions.items() if tp in current and current[tp].epoch == old.epoch}
+        self.revoked = {tp for tp, partition in owned.items() if partition.is_paused}
+        for tp, partition in owned.items():
+            if tp not in reader.by_partition:
+                reader.by_partition[tp] = ReadPosition(
+                    partition.bounds.topic_id,
+                    partition.start_offset,
+                    is_group_start=partitions[tp].committed is None,
+                )
+        return {tp: partition.bounds for tp, partition in owned.items()}
+
+    def read_offsets(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
+        """Return what the group has committed. Needs no lock."""
+        with self._lock.own:
+            return self.read_committed()
+
+    def explain_lost_member(self) -> LakeMQError | None:
+        """Return why the group knows the member no longer; None if the member may join again."""
+        return self.membership.fenced_error() if self.membership.is_replaced() else None
+
+    def list_lost_with_member(self) -> Sequence[TopicPartition]:
+        """Return all partitions: other members may have them already."""
+        return list(self.partitions)
+
+    def lose(self, tp: TopicPartition) -> bool:
+        self.reader.forget(tp)
+        return True
+
+    def find_revoked(self, owned: OwnedPartitions) -> list[TopicPartition]:
+        return [tp for tp, partition in owned.items() if partition.is_paused and tp in self.partitions]
+
+    def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
+        for tp in reported:
+            self.partitions.pop(tp, None)
+            self.reader.forget(tp)
+        revoked = {tp: partition for tp, partition in owned.items() if partition.is_paused}
+        if revoked and not self._lock.is_closed:
+            self.membership.release(revoked)
+
+    def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
+        return {tp: part for tp, part in owned.items() if not part.is_paused and tp not in self.partitions}
+
+    def take(self, new: OwnedPartitions) -> None:
+        self.reader.read_bounds()
+
+    def drop_all(self) -> None:
+        self.reader.forget_all()
+
+
+Partitions: TypeAlias = AssignedPartitions | PositionMember
+"""The partitions of a consumer that has positions: assigned by its user, or by a group."""
 
 
 class PositionReader:

@@ -24,12 +24,13 @@ from ..fetch.fetch_result import Message
 from ..offsets import ConsumedOffsets, TopicPartition
 from ..tracing import open_commit_span, traces_commit
 from .batch import ConsumerBatch, Messages, QueueBatch, shorten_error, spans_of_messages
-from .consumer import ConsumerParts, check_assignment, find_offsets_to_commit
+from .consumer import find_offsets_to_commit
 from .group_consumer import MemberConsumer
 from .member import QueueMember
 from .membership import Membership
 from .options import RebalanceListener
 from .outcomes import LONGEST_WAIT_MS, AckSender, AckTracker, can_send_again
+from .parts import ConsumerParts, check_assignment
 from .queue_poll import QueueReader
 
 _SEND_EVERY_MS = 50

@@ -26,10 +26,10 @@ from ...protocol.values.deliveries import (
 from ..fetch.fetch_result import FetchResult, Message
 from ..offsets import ConsumedMessages, TopicPartition
 from .batch import ConsumerBatch, QueueBatch, ShownPartition
-from .consumer import ConsumerParts, Moves, divide_room
 from .member import ANSWER_MS, QueueMember
 from .membership import MembershipView, OwnedPartition, QueueSettings
 from .outcomes import LONGEST_WAIT_MS, AckSender, AckTracker
+from .parts import ConsumerParts, Moves, divide_room
 from .position_reader import find_held_back
 
 FIRST_LIMIT = 100
