@@ -47,7 +47,7 @@ from .consume.parts import ConsumerParts, RangeFetcher
 from .consume.position_consumer import AssignedConsumer
 from .consume.position_reader import AssignedPartitions, Reset
 from .consume.queue_consumer import QueueConsumer
-from .consume.worker import BACKOFF_MS, Backoff, Errors, Handler, WorkerReport, run_worker
+from .consume.worker import BACKOFF_MS, Backoff, Errors, Handler, HandlerLoop, WorkerReport, parse_retry_rule
 from .fetch.fetch_result import FetchResult
 from .fetch.fetcher import Fetcher, StepWaiter
 from .fetch.plan import Bounds, FetchPosition, Isolation, check_isolation
@@ -490,18 +490,18 @@ class LogAccess(ProcessBound):
         allowed = [name for name in MEMBER_OPTIONS if name not in ("pattern", "ack_mode", "listener")]
         check_option_names(options, allowed)
         join = partial(self.consumer, group, topics=topics, protocol="queue", **{**options, "ack_mode": "explicit"})
-        return run_worker(
+        rule = parse_retry_rule(retry_for, reject_for, backoff_ms)
+        loop = HandlerLoop(
             handler,
             lambda listener: join(listener=listener),
             self._clock,
-            concurrency=concurrency,
-            retry_for=retry_for,
-            reject_for=reject_for,
-            backoff_ms=backoff_ms,
-            time_limit_ms=time_limit_ms,
-            stop_timeout_ms=stop_timeout_ms,
-            stop=stop,
+            rule,
+            concurrency,
+            time_limit_ms,
+            stop_timeout_ms,
+            stop,
         )
+        return loop.run()
 
     def stream(
         self, group: str, *, topics: Names = (), protocol: Protocol | None = None, **options: Unpack[MemberKeywords]

@@ -167,20 +167,33 @@ class HandlerLoop(RebalanceListener):
 
     def __init__(
         self,
-        handler: Handler,
+        handler: Any,
         join: Callable[[RebalanceListener], QueueConsumer],
         clock: Clock,
         rule: RetryRule,
-        concurrency: int,
-        time_limit_ms: int | None,
-        stop_timeout_ms: int,
-        stop: threading.Event,
+        concurrency: Any,
+        time_limit_ms: Any,
+        stop_timeout_ms: Any,
+        stop: Any,
     ) -> None:
-        """join: returns a new member of the group."""
-        self._handler, self._join, self._clock, self._rule = handler, join, clock, rule
-        self._limit_ms, self._stop_timeout_ms, self._stop = time_limit_ms, stop_timeout_ms, stop
-        self._slots = [_Slot() for _ in range(concurrency)]
-        self._lanes = Lanes(concurrency, stop)
+        """Check the arguments, which are those of `mq.run_worker`. join: returns a new member of the group.
+
+        Raises InvalidRequest.
+        """
+        if not callable(handler):
+            raise invalid_argument("handler", handler, "a function of a message")
+        if not (stop is None or isinstance(stop, threading.Event)):
+            raise invalid_argument("stop", stop, "a threading.Event")
+        thread_count = parse_whole_number("concurrency", concurrency, 1, MAX_CONCURRENCY)
+        self._handler: Handler = handler
+        self._join, self._clock, self._rule = join, clock, rule
+        self._limit_ms = (
+            None if time_limit_ms is None else parse_whole_number("time_limit_ms", time_limit_ms, 1, _MAX_MS)
+        )
+        self._stop_timeout_ms = parse_whole_number("stop_timeout_ms", stop_timeout_ms, 0, _MAX_MS)
+        self._stop = stop or threading.Event()
+        self._slots = [_Slot() for _ in range(thread_count)]
+        self._lanes = Lanes(thread_count, self._stop)
         self._fatal: BaseException | None = None
         self._given_back = self._rejected = self._done_at_poll = 0
         self._nacked: dict[TopicPartition, int] = {}
@@ -577,33 +590,3 @@ def _open_binder(handler: Handler) -> Iterator[Callable[[_Slot], Handler]]:
         thread.join(_KEEP_UP_MS / 1000)
         if not loop.is_running():
             loop.close()
-
-
-def run_worker(
-    handler: Any,
-    join: Callable[[RebalanceListener], QueueConsumer],
-    clock: Clock,
-    *,
-    concurrency: Any,
-    retry_for: Any,
-    reject_for: Any,
-    backoff_ms: Any,
-    time_limit_ms: Any,
-    stop_timeout_ms: Any,
-    stop: Any,
-) -> WorkerReport:
-    """Check the arguments of `mq.run_worker`, and run the worker. Raises what that raises."""
-    if not callable(handler):
-        raise invalid_argument("handler", handler, "a function of a message")
-    if not (stop is None or isinstance(stop, threading.Event)):
-        raise invalid_argument("stop", stop, "a threading.Event")
-    return HandlerLoop(
-        handler,
-        join,
-        clock,
-        parse_retry_rule(retry_for, reject_for, backoff_ms),
-        parse_whole_number("concurrency", concurrency, 1, MAX_CONCURRENCY),
-        None if time_limit_ms is None else parse_whole_number("time_limit_ms", time_limit_ms, 1, _MAX_MS),
-        parse_whole_number("stop_timeout_ms", stop_timeout_ms, 0, _MAX_MS),
-        stop or threading.Event(),
-    ).run()
