@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from ...protocol.errors import InvalidConfig, show_briefly
@@ -346,7 +347,7 @@ def _pair_rule(arguments: _ExpectationArguments, op: str) -> RowRule:
 
 
 def _aggregate_rule(arguments: _ExpectationArguments, function: str) -> TableRule:
-    return arguments.table(lambda names: function.format(names.column(arguments.columns[0])))
+    return arguments.table(lambda names: f"{function}({names.column(arguments.columns[0])})")
 
 
 def _row_count_rule(arguments: _ExpectationArguments) -> TableRule:
@@ -363,6 +364,7 @@ def _proportion_rule(arguments: _ExpectationArguments) -> TableRule:
 
 _BOUNDS = ("min_value", "max_value", "strict_min", "strict_max")
 _AGGREGATE = ("column", *_BOUNDS)
+_AGGREGATE_FUNCTIONS = {"min": "min", "max": "max", "mean": "avg", "sum": "sum", "stdev": "stddev_samp"}
 _PAIR = ("column_A", "column_B", "mostly", "ignore_row_if")
 
 _EXPECTATION_TYPES: dict[str, _ExpectationType] = {
@@ -394,21 +396,10 @@ _EXPECTATION_TYPES: dict[str, _ExpectationType] = {
     ),
     "expect_table_row_count_to_be_between": _ExpectationType(_row_count_rule, _BOUNDS, 0),
     "expect_table_row_count_to_equal": _ExpectationType(_row_count_rule, ("value",)),
-    "expect_column_min_to_be_between": _ExpectationType(
-        lambda arguments: _aggregate_rule(arguments, "min({})"), _AGGREGATE
-    ),
-    "expect_column_max_to_be_between": _ExpectationType(
-        lambda arguments: _aggregate_rule(arguments, "max({})"), _AGGREGATE
-    ),
-    "expect_column_mean_to_be_between": _ExpectationType(
-        lambda arguments: _aggregate_rule(arguments, "avg({})"), _AGGREGATE
-    ),
-    "expect_column_sum_to_be_between": _ExpectationType(
-        lambda arguments: _aggregate_rule(arguments, "sum({})"), _AGGREGATE
-    ),
-    "expect_column_stdev_to_be_between": _ExpectationType(
-        lambda arguments: _aggregate_rule(arguments, "stddev_samp({})"), _AGGREGATE
-    ),
+    **{
+        f"expect_column_{name}_to_be_between": _ExpectationType(partial(_aggregate_rule, function=function), _AGGREGATE)
+        for name, function in _AGGREGATE_FUNCTIONS.items()
+    },
     "expect_column_proportion_of_non_null_values_to_be_between": _ExpectationType(_proportion_rule, _AGGREGATE),
 }
 """The supported expectations. Uniqueness is missing: it concerns all rows ever published, or costs a shuffle."""

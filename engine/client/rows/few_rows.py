@@ -75,7 +75,7 @@ class FewBody:
         plain = None if requested is None else [int(partition) for partition in requested]
         return arrange_few(copies, self, plain, start)
 
-    def take_rows(self, order: Sequence[int], partition: Sequence[int]) -> FewRows:
+    def take_rows(self, order: Sequence[int], partition: list[int]) -> FewRows:
         """Return the rows in this order. partition: per row of the result."""
 
         def column(values: Sequence[T]) -> list[T]:
@@ -83,7 +83,7 @@ class FewBody:
 
         return FewRows(
             [self.destination] * len(order),
-            column(partition),
+            partition,
             column(self.keys),
             column(self.values),
             column(self.timestamps_us),
@@ -200,7 +200,7 @@ def arrange_few(copies: Sequence[Copy], body: FewBody, requested: Sequence[int] 
         # row i of copy n has the number n * rows + i
         order += [number * body.num_rows + row for row in row_order]
         placed += partitions
-    rows = _repeat_body(body, len(copies)).take_rows(order, placed)
+    rows = body.take_rows([number % body.num_rows for number in order], [placed[number] for number in order])
     if body.delays is None:
         return Arranged(rows, tuple(runs), placed[: body.num_rows], reasons=reasons[0])
     n = body.num_rows
@@ -224,19 +224,6 @@ def _apply_delays(copy: Copy, delays: RequestedDelays, partition: list[int]) -> 
     """Return partitions and due times. Computed in numpy, so that both forms round alike."""
     placed, due = reject_bad_delays(delays, copy.delays, np.array(partition, np.int32), by_slot=True)
     return placed.tolist(), due.ms.tolist()
-
-
-def _repeat_body(body: FewBody, times: int) -> FewBody:
-    if times == 1:
-        return body
-    return FewBody(
-        body.destination,
-        [*body.keys] * times,
-        [*body.values] * times,
-        [*body.timestamps_us] * times,
-        None if body.headers is None else [*body.headers] * times,
-        ttls_ms=None if body.ttls_ms is None else [*body.ttls_ms] * times,
-    )
 
 
 def _choose_partitions(
