@@ -106,8 +106,7 @@ def _read_file_rows(files: Files, ranges: pa.Table, unread: bool) -> pa.Table:
     try:
         place = (ranges.column(name)[0].as_py() for name in ("file_id", "footer_hash"))
         with open_data_file(files, *place) as parquet:
-            stored = parquet.read(_READ)
-        rows = _take_rows(stored, of_range.column("first_row").to_numpy() + row)
+            rows = parquet.read(_READ).take(pa.array(of_range.column("first_row").to_numpy() + row))
     except (FileTruncated, StorageError):
         if not unread:
             raise
@@ -122,13 +121,6 @@ def _read_file_rows(files: Files, ranges: pa.Table, unread: bool) -> pa.Table:
         due_times = pc.cast(of_range.column("first_due_ms"), pa.timestamp("ms", "UTC")).cast(TIME)
         columns["deliver_at"] = pc.if_else(moved, due_times, rows.column("deliver_at"))
     return pa.table({name: columns[name] for name in (*SHOWN.names, *PLACE)})
-
-
-def _take_rows(rows: pa.Table, index: Numbers) -> pa.Table:
-    """Return the rows at these indexes, without a copy if they are consecutive."""
-    if len(index) and (np.diff(index) == 1).all():
-        return rows.slice(int(index[0]), len(index))
-    return rows.take(pa.array(index))
 
 
 def _find_waiting_rows(ranges: pa.Table) -> tuple[Numbers, Numbers]:
