@@ -50,7 +50,7 @@ from ..protocol.rules.delays import needs_all_ranges
 from ..protocol.rules.timers import Time
 from ..protocol.rules.transactions import has_unobserved_timeout
 from ..protocol.values.state import State
-from .letters.answers import Answers, MailboxAnswers
+from .letters.answers import Answers
 from .letters.intake import Intake, ListingPace, Quarantine, StepLetters
 from .letters.line_opener import open_term_lines, remove_old_lines
 from .step_decider import Observation, StepDecider, StepPreparer
@@ -220,8 +220,7 @@ class Sequencer(ProcessBound):
         self._preparer = StepPreparer(namespace.files, new_file_id, timeout_ms, max_age_ms)
         # a thread of its own: sweeping may take long, and must not hold up projections
         self._sweeper = background or Workers(1, "lakemq-sweeper")
-        self._mailbox_answers = MailboxAnswers(self._mailbox, clock, self._sweeper)
-        self._answers = Answers(self._intake, self._mailbox_answers, crash_point)
+        self._answers = Answers(self._mailbox, self._intake, clock, self._sweeper, crash_point)
         # threads that read heartbeats, search tables and compute assignments, while steps go on
         self._observers = background or Workers(2, "lakemq-watch")
         self._finalizer = background or Workers(1, "lakemq-final")
@@ -450,7 +449,7 @@ class Sequencer(ProcessBound):
         pace = partial(self._decider.yield_between_signs_of_life, term)
         self._answers.send(term.state, lines, letters, entries, pace, term.announce_step)
         self._log_step(term, letters)
-        self._mailbox_answers.sweep_if_due(term.state)
+        self._answers.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._decider.give_sign_of_life(term))
         term.delay_queue.pack(term.state.delays, term.background.planned_step)
         time = self._decider.make_time(term, term.time.now_ms())

@@ -12,11 +12,16 @@ import pyarrow as pa
 import pytest
 from clocks import ManualClock
 from faulty_files import FaultyFiles
+from protocol_harness import letter_bytes
 from stateful.world import Background
 from unit.desk import Desk
 
 from lakemq.engine.client.requests import requester as requester_module
 from lakemq.engine.client.requests.requester import IDLE_MS, NEVER_PUBLISHED, ask_with_retries
+from lakemq.engine.namespace import crash
+from lakemq.engine.namespace.config import EngineConfig
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.codec.letter import decode_answer
 from lakemq.engine.protocol.errors import (
     ClientEnded,
     IllegalState,
@@ -31,11 +36,12 @@ from lakemq.engine.protocol.errors import (
     TransactionAbortable,
 )
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.clients import Client
+from lakemq.engine.protocol.values.clients import Client, Letter
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteTopic
-from lakemq.engine.sequencer.letters.answers import UNFETCHED_MS, MailboxAnswers
+from lakemq.engine.sequencer.letters.answers import UNFETCHED_MS, Answers
+from lakemq.engine.sequencer.letters.intake import LONGEST_PAUSE_MS, MAX_ANSWER_TRIES, Intake
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
 
@@ -195,26 +201,34 @@ def make_body(values: list[str]) -> pa.Table:
 
 
 class Counter:
-    """The sequencer's side that writes answers."""
+    """The sequencer's side that takes letters and writes answers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.files = folder, FaultyFiles(str(folder))
         self.mailbox, self.clock, self.background = Mailbox(self.files), ManualClock(), Background()
-        self.replies = MailboxAnswers(self.mailbox, self.clock, self.background)
+        self.intake = Intake(self.mailbox, EngineConfig(), self.clock)
+        self.answers = Answers(self.mailbox, self.intake, self.clock, self.background, crash.nowhere)
         self.state = State()
 
-    def send(self, *client_ids: str) -> None:
+    def ask(self, *client_ids: str) -> None:
         for client_id in client_ids:
-            self.state.clients[client_id] = Client(1, [Done()], 0)
-        self.replies.send(1, [(client_id, 1, [Done()]) for client_id in client_ids])
+            name = LetterName.of(client_id, 1, 0)
+            self.files.put(f"mailbox/{name.name}", letter_bytes(Letter(client_id, 1, [InitProducer()], 0)))
+        self.step()
 
-    def seconds_pass(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.clock.sleep(1_000)
-            self.replies.retry_answers(self.state)
+    def step(self) -> None:
+        letters = self.intake.take_letters(self.state, "")
+        machine.begin_step(self.state, self.clock.now_ms())
+        entries = [entry for taken in letters.taken for entry in machine.decide_letter(self.state, taken.letter)]
+        self.answers.send(self.state, None, letters, entries, iter)
+
+    def steps_pass(self, count: int, ms: int = 1_000) -> None:
+        for _ in range(count):
+            self.clock.sleep(ms)
+            self.step()
 
     def sweep(self) -> list[str]:
-        self.replies.sweep_if_due(self.state)
+        self.answers.sweep_if_due(self.state)
         self.background.run()
         return self.mailbox.list_answered_clients()
 
@@ -229,53 +243,51 @@ def counter(tmp_path: Path) -> Counter:
     return Counter(tmp_path)
 
 
-def test_a_reply_that_cannot_be_given_is_tried_again_for_a_while(
-    counter: Counter, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_letter_stays_until_its_answer_can_be_written(counter: Counter, caplog: pytest.LogCaptureFixture) -> None:
     counter.files.unwritable = "replies/b"
     with caplog.at_level(logging.ERROR):
-        counter.send("a", "b", "c")
-        assert counter.mailbox.list_answered_clients() == ["a", "c"]
-        counter.seconds_pass(3)
-        counter.files.unwritable = ""
-        counter.seconds_pass(5)
-    assert counter.mailbox.poll_answer("b", 1) is not None
+        counter.ask("a", "b", "c")
+    assert counter.mailbox.list_answered_clients() == ["a", "c"]
+    assert [name.client_id for name in counter.mailbox.list_waiting(10)] == ["b"]
     assert len(caplog.records) == 1
-    puts = len(counter.files.puts)
-    counter.seconds_pass(100)
-    assert len(counter.files.puts) == puts
+    counter.files.unwritable = ""
+    counter.steps_pass(3)
+    answer = counter.mailbox.poll_answer("b", 1)
+    assert answer is not None
+    assert decode_answer(answer).results == counter.state.clients["b"].results
+    assert counter.mailbox.list_waiting(10) == []
+    assert counter.state.next_producer_id == 3, "each letter is decided once"
+
+
+def test_answer_is_given_up_after_some_tries(counter: Counter) -> None:
+    counter.files.unwritable = "replies/b"
+    counter.ask("b")
+    counter.steps_pass(20, LONGEST_PAUSE_MS)
+    assert len([name for name in counter.files.puts if name.startswith("replies/")]) == MAX_ANSWER_TRIES
+    assert counter.mailbox.list_waiting(10) == []
 
 
 def test_only_the_last_answer_is_tried_again(counter: Counter) -> None:
     counter.files.unwritable = "replies/b"
-    counter.send("b")
+    counter.ask("b")
     counter.state.clients["b"] = Client(2, [Done()], 0)
     counter.files.unwritable = ""
-    counter.seconds_pass(100)
+    counter.steps_pass(20)
     assert counter.mailbox.list_answered_clients() == []
 
 
 # -- answers that no client fetches -------------------------------------------------------------------------
 
 
-def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter) -> None:
-    counter.send("known", "left-a-gap", "new")
-    for client_id in ("left-a-gap", "new"):
+def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter, caplog: pytest.LogCaptureFixture) -> None:
+    counter.ask("known", "left-a-gap", "new", "stuck")
+    for client_id in ("left-a-gap", "new", "stuck"):
         del counter.state.clients[client_id]
-    for client_id in ("known", "left-a-gap"):
+    for client_id in ("known", "left-a-gap", "stuck"):
         counter.grow_old(client_id)
-    assert counter.sweep() == ["known", "new"]
-
-
-def test_replies_that_cannot_be_deleted_do_not_keep_the_others(
-    counter: Counter, caplog: pytest.LogCaptureFixture
-) -> None:
-    counter.send("a", "b", "c")
-    counter.files.undeletable = "replies/b"
+    counter.files.undeletable = "replies/stuck"
     with caplog.at_level(logging.WARNING):
-        counter.replies.forget(["a", "b", "c"])
-        counter.background.run()
-    assert counter.mailbox.list_answered_clients() == ["b"]
+        assert counter.sweep() == ["known", "new", "stuck"]
     assert len(caplog.records) == 1
 
 

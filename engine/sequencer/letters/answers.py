@@ -5,9 +5,8 @@ The steps have the truth, so an answer that cannot be written stops no step. Row
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Any
 
 from lakemq.tables.storage.coordination.mailbox import Mailbox
@@ -16,7 +15,7 @@ from ...namespace import crash
 from ...namespace.clock import Clock
 from ...namespace.line_frames import FrameKind, encode_number_frame
 from ...protocol.codec.letter import encode_answer
-from ...protocol.values.clients import Answer, Answered, ClientRemoved
+from ...protocol.values.clients import Answer, Answered
 from ...protocol.values.journal import JournalEntry
 from ...protocol.values.kinds import AnyResult
 from ...protocol.values.state import State
@@ -28,133 +27,31 @@ log = logging.getLogger("lakemq.serve")
 MailboxAnswer = tuple[str, int, list[AnyResult]]
 """Client id, number of its letter, results."""
 
-PAUSE_MS = 1_000
-"""Pause before an answer is tried again. It doubles each time."""
-
-MAX_TRIES = 6
-"""Tries per answer: half a minute in all, as long as a client waits by default."""
-
-MAX_RETRIED = 10_000
-"""Answers that are tried again. Clients of further ones time out, send again and get their answers then."""
-
-MAX_RETRIES_PER_STEP = 100
-"""Answers that one step tries again, because a step must be short."""
-
 SWEEP_MS = 3_600_000
 """Time between two searches for answers that will not be fetched."""
 
 UNFETCHED_MS = 86_400_000
 """Age by the store's times after which no client fetches an answer: the longest request.timeout.ms."""
 
-MAX_SWEPT = 1_000
+MAX_SWEPT = 10_000
 """Clients that one sweep looks at."""
-
-
-@dataclass
-class _FailedAnswer:
-    number: int
-    tries: int
-    retry_at_ms: int
-
-
-class MailboxAnswers:
-    """Write answers, and retry those that failed.
-
-    Only the sequencer's thread calls `send`, `retry_answers`, `forget` and `sweep_if_due`. Deleting runs in `executor`.
-    """
-
-    def __init__(self, mailbox: Mailbox, clock: Clock, executor: Executor) -> None:
-        self._mailbox, self._clock, self._executor = mailbox, clock, executor
-        self._failed: dict[str, _FailedAnswer] = {}
-        self._sweep_at_ms = clock.steady_ms()
-
-    def send(self, step: int, answers: Iterable[MailboxAnswer]) -> None:
-        """Write the answers of a step. Those that cannot be written are tried again for a while."""
-        failed = [(answer, error) for answer in answers if (error := self._write(step, answer))]
-        for (client_id, number, _), _ in failed[: MAX_RETRIED - len(self._failed)]:
-            self._failed[client_id] = _FailedAnswer(number, 1, self._clock.steady_ms() + PAUSE_MS)
-        if failed:
-            (client_id, number, _), error = failed[0]
-            text = "%d answers could not be written, such as that to %s/%d (%s). Their requests are decided."
-            log.error(text, len(failed), client_id, number, error)
-
-    def retry_answers(self, state: State) -> None:
-        """Try failed answers again that are due and still the last ones of their clients."""
-        if not self._failed:
-            return
-        now_ms = self._clock.steady_ms()
-        due = [(client_id, failed) for client_id, failed in self._failed.items() if now_ms >= failed.retry_at_ms]
-        for client_id, failed in due[:MAX_RETRIES_PER_STEP]:
-            client = state.clients.get(client_id)
-            if client is None or client.number != failed.number or failed.tries >= MAX_TRIES:
-                del self._failed[client_id]
-                continue
-            if self._write(state.step, (client_id, failed.number, client.results)) is None:
-                del self._failed[client_id]
-            failed.tries, failed.retry_at_ms = failed.tries + 1, now_ms + (PAUSE_MS << failed.tries)
-
-    def _write(self, step: int, answer: MailboxAnswer) -> OSError | None:
-        client_id, number, results = answer
-        try:
-            self._mailbox.put_answer(client_id, number, encode_answer(Answer(client_id, number, step, results)))
-        except OSError as error:
-            return error
-        return None
-
-    # -- in the background ------------------------------------------------------------------------------
-
-    def forget(self, client_ids: Collection[str]) -> None:
-        """Delete the last answers to these clients, in the background."""
-        if client_ids:
-            self._executor.submit(self._forget, client_ids)
-
-    def sweep_if_due(self, state: State) -> None:
-        """Delete answers to unknown clients: they left a gap, or a sequencer died before it deleted them."""
-        if self._clock.steady_ms() >= self._sweep_at_ms:
-            self._sweep_at_ms = self._clock.steady_ms() + SWEEP_MS
-            self._executor.submit(self._sweep, set(state.clients))
-
-    def _sweep(self, known_clients: set[str]) -> None:
-        try:
-            unknown = [
-                client_id for client_id in self._mailbox.list_answered_clients() if client_id not in known_clients
-            ][:MAX_SWEPT]
-            if not unknown:
-                return
-            now_ms = self._mailbox.store_time_ms()
-            self._forget(
-                [
-                    client_id
-                    for client_id in unknown
-                    if now_ms - (self._mailbox.last_answer_ms(client_id) or 0) > UNFETCHED_MS
-                ]
-            )
-        except OSError as error:
-            log.warning("Answers that no client fetches may be left behind: %s", error)
-
-    def _forget(self, client_ids: Collection[str]) -> None:
-        failed: OSError | None = None
-        for client_id in client_ids:
-            try:
-                self._mailbox.forget_client(client_id)
-            except OSError as error:
-                failed = error
-        if failed is not None:
-            log.warning("Answers that no client fetches may be left behind: %s", failed)
-
-
-# Answer the letters of a step, each the way it came: on its line, or by an answer in the mailbox.
-
 
 Pace = Callable[[Iterable[Any]], Iterator[Any]]
 """Yields the items one by one, and does other urgent work in between."""
 
 
 class Answers:
-    """Answer letters once their step has landed, and discard those of the mailbox."""
+    """Answer the letters of a step once it has landed, each the way it came, and discard those of the mailbox.
 
-    def __init__(self, intake: Intake, answers: MailboxAnswers, crash_point: crash.CrashPoint) -> None:
-        self._intake, self._mailbox_answers, self._crash_point = intake, answers, crash_point
+    For the sequencer's thread. Sweeping runs in `executor`.
+    """
+
+    def __init__(
+        self, mailbox: Mailbox, intake: Intake, clock: Clock, executor: Executor, crash_point: crash.CrashPoint
+    ) -> None:
+        self._mailbox, self._intake, self._clock = mailbox, intake, clock
+        self._executor, self._crash_point = executor, crash_point
+        self._sweep_at_ms = clock.steady_ms()
 
     def send(
         self,
@@ -165,7 +62,7 @@ class Answers:
         pace: Pace,
         announce_step: Callable[[], None] = lambda: None,
     ) -> None:
-        """Answer the letters of the last step.
+        """Answer the letters of the last step. One whose answer cannot be written stays, and is answered again later.
 
         Args:
             state: after the step.
@@ -177,15 +74,57 @@ class Answers:
         """
         answered = set() if lines is None else _answer_on_lines(state, lines, letters)
         announce_step()
-        self._mailbox_answers.send(state.step, pace(_list_mailbox_answers(state, letters, entries, answered)))
-        self._mailbox_answers.retry_answers(state)
-        removed = [entry.record for entry in entries if entry.request_id is None]
-        self._mailbox_answers.forget([record.client_id for record in removed if isinstance(record, ClientRemoved)])
+        unwritten = self._write(state.step, pace(_list_mailbox_answers(state, letters, entries, answered)))
         self._crash_point("sequencer.answered")
-        done = [opened.name for opened in letters.taken if opened.on_line is None] + letters.repeated
+        decided = [opened.name for opened in letters.taken if opened.on_line is None] + letters.repeated
+        done = [
+            name
+            for name in decided
+            if (name.client_id, name.number) not in unwritten or not self._intake.keep_unanswered(name)
+        ]
         if done:
             self._intake.discard(pace(done))
             self._crash_point("sequencer.letters_discarded")
+
+    def _write(self, step: int, answers: Iterable[MailboxAnswer]) -> Set[tuple[str, int]]:
+        """Write answers. Return client and number of those that cannot be written."""
+        unwritten: dict[tuple[str, int], OSError] = {}
+        for client_id, number, results in answers:
+            try:
+                self._mailbox.put_answer(client_id, number, encode_answer(Answer(client_id, number, step, results)))
+            except OSError as error:
+                unwritten[client_id, number] = error
+        if unwritten:
+            (client_id, number), reason = next(iter(unwritten.items()))
+            text = "%d answers could not be written, such as that to %s/%d (%s). Their requests are decided."
+            log.error(text, len(unwritten), client_id, number, reason)
+        return unwritten.keys()
+
+    # -- in the background ------------------------------------------------------------------------------
+
+    def sweep_if_due(self, state: State) -> None:
+        """Delete answers to unknown clients: they have expired, or left a gap."""
+        if self._clock.steady_ms() >= self._sweep_at_ms:
+            self._sweep_at_ms = self._clock.steady_ms() + SWEEP_MS
+            self._executor.submit(self._sweep, set(state.clients))
+
+    def _sweep(self, known_clients: set[str]) -> None:
+        failed: OSError | None = None
+        try:
+            unknown = [
+                client_id for client_id in self._mailbox.list_answered_clients() if client_id not in known_clients
+            ][:MAX_SWEPT]
+            now_ms = self._mailbox.store_time_ms() if unknown else 0
+            for client_id in unknown:
+                if now_ms - (self._mailbox.last_answer_ms(client_id) or 0) > UNFETCHED_MS:
+                    try:
+                        self._mailbox.forget_client(client_id)
+                    except OSError as error:  # the others go all the same
+                        failed = error
+        except OSError as error:
+            failed = error
+        if failed is not None:
+            log.warning("Answers that no client fetches may be left behind: %s", failed)
 
 
 def _list_mailbox_answers(

@@ -90,7 +90,10 @@ class ListingPace:
 
 SHORTEST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
-"""Pauses between two tries at a letter that cannot be read or deleted. Each is twice the one before."""
+"""Pauses between two tries at a letter that cannot be read, answered or deleted. Each is twice the one before."""
+
+MAX_ANSWER_TRIES = 6
+"""Tries to write an answer: a minute in all, longer than a client waits by default."""
 
 _REQUEST_BYTES = 1 << 10
 """About the memory that a request takes with its decision and answer, however short it is."""
@@ -134,10 +137,10 @@ class StepLetters:
 
 @dataclass
 class _Retry:
-    """A letter that stays in the mailbox: it waits for an earlier one, or could not be read or deleted.
+    """A letter that stays in the mailbox: it waits for an earlier one, or could not be read, answered or deleted.
 
     since_ms: since when it has waited. again_at_ms: when to try again, after so many tries. decided: it was decided
-    already, and only its deletion is missing.
+    already, and only its answer or its deletion is missing.
     """
 
     since_ms: int
@@ -231,6 +234,17 @@ class Intake:
                 log.warning("The letter %s was decided and cannot be deleted: %s", name.name, error)
             retry.decided = True
             retry.postpone(now_ms)
+
+    def keep_unanswered(self, name: LetterName) -> bool:
+        """Keep a decided letter whose answer cannot be written, so that it is found again, and answered again.
+
+        Return False if it was tried often enough: a later repeat of the client is answered.
+        """
+        now_ms = self._clock.steady_ms()
+        retry = self._retries.setdefault(name.name, _Retry(now_ms))
+        retry.decided = True
+        retry.postpone(now_ms)
+        return retry.tries < MAX_ANSWER_TRIES
 
     def _process(self, name: LetterName, state: State, selection: _LetterSelection) -> None:
         retry, letters = self._retries.get(name.name), selection.letters
