@@ -35,7 +35,7 @@ from lakemq.tables.storage.parquet import open_bounded_parquet
 
 from ..namespace.config import EngineConfig
 from ..namespace.data_file import is_expected_file, read_file_facts, read_footer
-from ..namespace.load import BEGINNING, shards_from
+from ..namespace.load import BEGINNING
 from ..namespace.step_reader import Snapshot
 from ..protocol import machine
 from ..protocol.codec.steps import decode_steps_after
@@ -260,7 +260,6 @@ def replay_steps(snapshot: Snapshot, base: WatermarkRow, steps: Sequence[Step], 
     """
     then = {name: _read_as_of(snapshot.handles[name], base.step) for name in PROJECT}
     state = restore(base, {name: then[name] for name in RESTORED})
-    state.shards = shards_from(snapshot.handles[WATERMARKS.name].properties())
     decided, begin = defaultdict[str, list[pa.Table]](list), 0
     for end in (*(end - base.step for end in ends), len(steps)):
         if part := steps[begin:end]:

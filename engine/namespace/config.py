@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 
 from ..protocol.errors import InvalidConfig
-from ..protocol.hashing import SHARDS
 from ..protocol.parameters import GROUP, MEMBER, TOPIC, Parameter, Parameters, Value
 from ..protocol.values.decision import Limits
 
@@ -183,20 +182,6 @@ ENGINE = Parameters(
             "How long `samples`, charts and `report` reach back.",
             0,
             3650 * _DAY_MS,
-        ),
-        Parameter(
-            "offsets.topic.num.partitions",
-            SHARDS,
-            "Shards of the groups. Chosen when the namespace is created; later its own number counts.",
-            1,
-            100_000,
-        ),
-        Parameter(
-            "transaction.state.log.num.partitions",
-            SHARDS,
-            "Shards of the transactional ids. Chosen when the namespace is created; later its own number counts.",
-            1,
-            100_000,
         ),
         Parameter(
             "reader.grace.ms",

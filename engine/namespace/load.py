@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.journal import GROUP_SHARDS, TRANSACTION_SHARDS, WATERMARKS, WatermarkRow
+from lakemq.tables.specs.journal import WATERMARKS, WatermarkRow
 from lakemq.tables.specs.messages import DELAYED
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
@@ -15,7 +15,7 @@ from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle, sel
 from ..protocol.errors import StepTooOld
 from ..protocol.projection import RESTORED, restore
 from ..protocol.rows.delays import restore_pieces
-from ..protocol.values.state import Shards, State
+from ..protocol.values.state import State
 from .store_errors import build_removal_error, find_removal, make_damage_error
 from .waiting_rows import LaterRanges, WaitingRows
 
@@ -87,7 +87,6 @@ def load_state(
             raise make_damage_error(
                 store, f"{PARTITIONS.name} has {count} partitions of {topic.topic}, expected {expected}"
             )
-    state.shards = shards_from(store.properties(WATERMARKS))
     if DELAYED.name in handles:
         rows = WaitingRows(handles[DELAYED.name], watermark.step)
         last_hour = None if later is None else later.start(store, rows, state)
@@ -108,15 +107,6 @@ def check_versions(store: Store, watermark: WatermarkRow, handles: Mapping[str, 
 def least_versions(watermark: WatermarkRow) -> dict[str, int]:
     """Return for each table's name the least version of its log that holds the watermark's step."""
     return {entry["table"]: entry["version"] for entry in watermark.versions}
-
-
-def shards_from(properties: Mapping[str, str]) -> Shards:
-    """Return the numbers of shards from the properties of `watermarks`, which keep them."""
-    default = Shards()
-    return Shards(
-        group_shard_count=int(properties.get(GROUP_SHARDS, default.group_shard_count)),
-        transaction_shard_count=int(properties.get(TRANSACTION_SHARDS, default.transaction_shard_count)),
-    )
 
 
 def _partition_counts(partitions: pa.Table) -> dict[int, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from deltalake.exceptions import DeltaError
 
-from lakemq.tables.specs.journal import GROUP_SHARDS, JOURNAL, TRANSACTION_SHARDS, WATERMARKS
+from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.coordination.mailbox import Mailbox
@@ -73,7 +73,6 @@ def open_namespace(
         is_there = store.exists(JOURNAL)
         if create and not is_there:
             _check_free(path, files, store)
-            store.create(WATERMARKS, _shard_properties(config))
             _put_first_step(files)
             for spec in TABLES:  # the journal comes last
                 store.create(spec)
@@ -109,14 +108,6 @@ def _share(files: Files) -> None:
             f"{files.root} cannot be shared with its group ({error.strerror or error}). Without access lists: give the "
             "folder to the group, chmod g+rwxs, and start every process that uses it with umask 002 or 007."
         ) from error
-
-
-def _shard_properties(config: EngineConfig) -> dict[str, str]:
-    """Return the table properties that keep the chosen numbers of shards. Two that create at once agree on one's."""
-    return {
-        GROUP_SHARDS: str(config.number("offsets.topic.num.partitions")),
-        TRANSACTION_SHARDS: str(config.number("transaction.state.log.num.partitions")),
-    }
 
 
 _USABLE = "a folder that this user may read and write, or the URI of an object store"

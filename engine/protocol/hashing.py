@@ -28,6 +28,7 @@ Partitioner: TypeAlias = Literal["xxhash64", "murmur2"]
 
 XXHASH64_SEED = 42
 SHARDS = 50
+"""Kafka's default of `offsets.topic.num.partitions` and `transaction.state.log.num.partitions`."""
 
 _MASK_32 = 0xFFFFFFFF
 _MASK_64 = 0xFFFFFFFFFFFFFFFF
@@ -64,10 +65,13 @@ def java_hash(text: str) -> int:
     return _to_signed_number(h, 32)
 
 
-def shard(name: str, n: int = SHARDS) -> int:
-    """Return Kafka's `Utils.abs(name.hashCode()) % n`. The hash -2^31, which has no positive twin, counts as 0."""
+def shard(name: str) -> int:
+    """Return the shard of a group or transactional id, as a partition of `__consumer_offsets` in Kafka.
+
+    That is `Utils.abs(name.hashCode()) % SHARDS`. The hash -2^31, which has no positive twin, counts as 0.
+    """
     h = java_hash(name)
-    return (0 if h == -(2**31) else abs(h)) % _check_count(n)
+    return (0 if h == -(2**31) else abs(h)) % SHARDS
 
 
 def partition_keys(

@@ -14,6 +14,7 @@ _ALWAYS_ALL = "a publish is acknowledged once its step is stored, which is what 
 _NO_SEGMENTS = "LakeMQ has no log segments on brokers: the leader merges files"
 _NO_WIRE = "there is no wire protocol and no listener: the store's permissions control access"
 _FILES_PACK = "data files are Parquet, packed by column"
+_SHARDS = "one sequencer decides for all groups and transactional ids; the column shard has Kafka's number among 50"
 _PER_TOPIC = "the number of partitions is given when a topic is created"
 _ANY_TIME = (
     "a topic takes any timestamp, and a publish warns of those that retention.ms does not allow for;"
@@ -115,6 +116,7 @@ UNSUPPORTED: dict[str, str] = {
     "exclude.internal.topics": "there are no internal topics",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "a transaction ends at its timeout",
     "group.max.size": "a group takes any number of members",
+    **dict.fromkeys(("offsets.topic.num.partitions", "transaction.state.log.num.partitions"), _SHARDS),
     # Solace PubSub+
     "respect.msg.priority": "the messages of a partition keep their order, without priorities",
     "reject.msg.to.sender.on.discard": "a publish that is not stored is always refused, with the reason",
@@ -182,8 +184,6 @@ REPLACEMENTS: dict[str, str] = {
     "auto.create.topics.enable": _CREATE,
     **dict.fromkeys(
         (
-            "offsets.topic.num.partitions",
-            "transaction.state.log.num.partitions",
             "transactional.id.expiration.ms",
             "transaction.max.timeout.ms",
             "producer.id.expiration.ms",

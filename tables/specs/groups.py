@@ -13,7 +13,7 @@ from .spec import BOOL, INT32, INT64, TEXT, TIME, TableSpec, column
 class GroupRow:
     step: int = column(INT64, "The step that decided it.")
     group: str = column(TEXT, "Consumer group.")
-    shard: int = column(INT32, "abs(hash) % offsets.topic.num.partitions of its name, by Java's hash of text.")
+    shard: int = column(INT32, "abs(hash) % 50 of its name, by Java's hash of text.")
     protocol: str = column(TEXT, "Rebalance protocol: queue, cooperative or classic.")
     state: str = column(TEXT, "Empty, PreparingRebalance, CompletingRebalance, Stable, or Dead (deleted).")
     generation: int = column(INT64, "Grows with every completed rebalance.")
@@ -169,7 +169,7 @@ class ConsumerOffsetRow:
     committed_at_ms: int = column(INT64, "Time of the commit.")
     deleted_count: int = column(INT64, "Offsets deleted before the group had consumed them.")
     expired_count: int = column(INT64, "In a queue group: messages that expired before they were delivered.")
-    shard: int = column(INT32, "abs(hash) % offsets.topic.num.partitions of the group's name, by Java's hash of text.")
+    shard: int = column(INT32, "abs(hash) % 50 of the group's name, by Java's hash of text.")
     removed: bool = column(BOOL, "Whether it was deleted, alone or with its topic or group.")
 
 

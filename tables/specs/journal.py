@@ -102,10 +102,6 @@ class WatermarkRow:
     versions: list[dict[str, Any]] = column(VERSIONS, "Least Delta version of each table that holds this step.")
 
 
-GROUP_SHARDS = "lakemq.groupShards"
-TRANSACTION_SHARDS = "lakemq.transactionShards"
-"""Properties of the table: the numbers of shards, set when the namespace is created and never changed."""
-
 WATERMARKS = TableSpec(
     name="watermarks",
     row=WatermarkRow,

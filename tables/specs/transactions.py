@@ -93,7 +93,7 @@ class TransactionRow:
     step: int = column(INT64, "The step that decided it.")
     position: int = column(INT32, "Order within the step.")
     transactional_id: str = column(TEXT, "The application's id.")
-    shard: int = column(INT32, "abs(hash) % transaction.state.log.num.partitions of the id, by Java's hash of text.")
+    shard: int = column(INT32, "abs(hash) % 50 of the id, by Java's hash of text.")
     producer_id: int = column(INT64, "Producer that holds the id.")
     producer_epoch: int = column(INT32, "Its epoch.")
     state: str = column(TEXT, STATES)

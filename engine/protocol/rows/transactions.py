@@ -17,6 +17,7 @@ from lakemq.tables.specs.transactions import (
     TransactionalIdRow,
 )
 
+from ..hashing import shard
 from ..values.base import copy_fields, find_shared_fields
 from ..values.deliveries import MessageRanges, Range
 from ..values.journal import StepBatch
@@ -124,7 +125,7 @@ def _project_transactions(state: State, steps: StepBatch) -> pa.Table:
         return TRANSACTIONS.empty()
     moves = [record for _, record in find_records(steps, TransactionMoved)]
     # the moves of a transaction repeat its id and its partitions
-    find_shard = cache(state.shards.of_transactional_id)
+    find_shard = cache(shard)
 
     @cache
     def name_partition(topic_id: int, partition: int) -> str:

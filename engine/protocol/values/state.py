@@ -19,7 +19,6 @@ from ..errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
-from ..hashing import SHARDS, shard
 from ..names import check_topic_name, shorten, unify_collision_chars
 from .assignments import Assignment, Group, TopicIdPartition
 from .clients import Client
@@ -78,29 +77,6 @@ class Changes:
             getattr(self, part.name).clear()
 
 
-# Shards of groups and transactional ids, in numbers that are chosen when a namespace is created.
-
-
-@dataclass(frozen=True)
-class Shards:
-    """The number of shards of a namespace's groups and of its transactional ids.
-
-    A shard is what a partition of `__consumer_offsets` and of `__transaction_state` is in Kafka: rows that share one
-    may be read together. One sequencer decides for all of them.
-    """
-
-    group_shard_count: int = SHARDS
-    transaction_shard_count: int = SHARDS
-
-    def of_group(self, group: str) -> int:
-        """Return the group's shard."""
-        return shard(group, self.group_shard_count)
-
-    def of_transactional_id(self, transactional_id: str) -> int:
-        """Return the transactional id's shard."""
-        return shard(transactional_id, self.transaction_shard_count)
-
-
 # The state itself, and the methods by which folds change it.
 
 
@@ -155,7 +131,6 @@ class State:
     delays: Delays = field(default_factory=Delays)
     schedules: ScheduleIndex = field(default_factory=ScheduleIndex)
     shared_topics: set[int] = field(default_factory=set)
-    shards: Shards = field(default_factory=Shards)
     changes: Changes = field(default_factory=Changes)
     has_transactions: bool = True
 

@@ -278,7 +278,7 @@ def encode_entry(
     return _join_lines(actions)
 
 
-def encode_creation(spec: TableSpec, configuration: Mapping[str, str], now_ms: int) -> bytes:
+def encode_creation(spec: TableSpec, now_ms: int) -> bytes:
     """Return the body of a table's first log entry. Each has a new table id, so no two are equal."""
     protocol = writer_protocol(spec)
     features = {"writerFeatures": sorted(protocol.features)} if protocol.features else {}
@@ -289,7 +289,7 @@ def encode_creation(spec: TableSpec, configuration: Mapping[str, str], now_ms: i
         "format": {"provider": "parquet", "options": {}},
         "schemaString": Schema.from_arrow(spec.stored_schema).to_json(),
         "partitionColumns": list(spec.partitioned_by),
-        "configuration": dict(configuration),
+        "configuration": dict(spec.configuration),
         "createdTime": now_ms,
     }
     return _join_lines(
