@@ -7,10 +7,9 @@ others beside it.
 """
 
 import operator
-import re
 import struct
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import pyarrow as pa
@@ -18,7 +17,7 @@ import xxhash
 
 from lakemq.tables.specs.messages import BODY_SCHEMA
 
-from ..errors import MAX_SHOWN, InvalidRequest, NewerFormat
+from ..errors import InvalidRequest, NewerFormat
 from ..values.base import Count
 from ..values.clients import Answer, Letter, Unreadable
 from ..values.kinds import OUTCOMES, AnyRequest, AnyResult
@@ -178,24 +177,12 @@ class _Head(msgspec.Struct, frozen=True):
     namespace_id: str = ""
 
 
-class _ReadHead(msgspec.Struct, frozen=True):
-    """A head whose requests are all of known kinds."""
-
-    client_id: str
-    number: int
-    requests: Annotated[list[tuple[Count, AnyRequest]], _MOST]
-    sent_at_ms: int
-    namespace_id: str = ""
-
-
 _heads = msgspec.json.Decoder(_Head)
-_read_heads = msgspec.json.Decoder(_ReadHead)
 
 
 # -- a request ------------------------------------------------------------------------------------------
 
 _JSON_HAS = "what JSON has: text in Unicode, numbers, true, false, null"
-_VALIDATION_MESSAGE = re.compile(r"Expected (?P<expected>.*), got .* - at (?:`key` in )?`\$\.(?P<field>.*)`", re.DOTALL)
 
 # numpy's whole numbers and the like become ints; TypeError for anything else that JSON does not know
 _request_encoder = msgspec.json.Encoder(enc_hook=operator.index)
@@ -206,51 +193,15 @@ _ENCODING_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, ArithmeticError
 
 
 def encode_request(request: AnyRequest) -> bytes:
-    """Return JSON that decodes to an equal request. Raises InvalidRequest, which names the field."""
-    decoded: AnyRequest | None = None
+    """Return JSON that decodes to an equal request. Raises InvalidRequest, which says where a bad value is."""
+    problem = "JSON changes a value, such as bytes, a date or not-a-number"
     try:
         text = _request_encoder.encode(request)
-        decoded = _requests.decode(text)
-        if decoded == request:
+        if _requests.decode(text) == request:
             return text
-        problem: Exception | None = None  # JSON changed the value, for example bytes, a date or not-a-number
     except _ENCODING_ERRORS as error:
-        problem = error
-    raise _invalid_request_error(request, decoded, problem) from problem
-
-
-def _invalid_request_error(
-    request: AnyRequest, decoded: AnyRequest | None, problem: Exception | None
-) -> InvalidRequest:
-    if match := _VALIDATION_MESSAGE.fullmatch(str(problem)):
-        field, expected = match["field"], match["expected"].replace("`", "")
-    else:
-        names = getattr(request, "__struct_fields__", ())
-        field, expected = (
-            next((name for name in names if not _survives_encoding(request, decoded, name)), ""),
-            _JSON_HAS,
-        )
-    value = getattr(request, re.split(r"[.\[]", field)[0], request)
-    subject = f"{field} of {type(request).__name__}" if field else type(request).__name__
-    return InvalidRequest(f"{subject} cannot be sent.", found=_truncate_repr(value), expected=expected)
-
-
-def _survives_encoding(request: AnyRequest, decoded: AnyRequest | None, name: str) -> bool:
-    value = getattr(request, name)
-    try:
-        _request_encoder.encode(value)
-        return decoded is None or bool(getattr(decoded, name) == value)
-    except _ENCODING_ERRORS:
-        return False
-
-
-def _truncate_repr(value: Any) -> Any:
-    if isinstance(value, str):
-        return value[:MAX_SHOWN]
-    try:
-        return repr(value)[:MAX_SHOWN]
-    except Exception:  # a number with more digits than Python prints, or an object with a broken repr
-        return f"a {type(value).__name__}"
+        problem = str(error)
+    raise InvalidRequest(f"{type(request).__name__} cannot be sent: {problem}.", expected=_JSON_HAS)
 
 
 # -- a letter -------------------------------------------------------------------------------------------
@@ -304,32 +255,18 @@ def _verify_checksum(body: bytes) -> None:
 
 
 def _decode_head(head: bytes) -> Letter:
-    try:
-        read = _read_heads.decode(head)
-    except (msgspec.ValidationError, RecursionError):  # decode them one by one, so that the known ones are decided
-        head_of_texts = _heads.decode(head)
-        requests = [_decode_request(row, text) for row, text in head_of_texts.requests]
-        return Letter(
-            head_of_texts.client_id,
-            head_of_texts.number,
-            requests,
-            head_of_texts.sent_at_ms,
-            head_of_texts.namespace_id,
-        )
-    placed: list[AnyRequest | Unreadable] = [_set_first_row(*request) for request in read.requests]
-    return Letter(read.client_id, read.number, placed, read.sent_at_ms, read.namespace_id)
+    """Return the letter. Its requests are decoded one by one, so that those of known kinds are decided."""
+    read = _heads.decode(head)
+    requests = [_decode_request(row, text) for row, text in read.requests]
+    return Letter(read.client_id, read.number, requests, read.sent_at_ms, read.namespace_id)
 
 
 def _decode_request(first_row: int, text: msgspec.Raw) -> AnyRequest | Unreadable:
     try:
-        return _set_first_row(first_row, _requests.decode(text))
+        request = _requests.decode(text)
     except (ValueError, RecursionError) as error:
         return Unreadable(InvalidRequest(f"The request cannot be read: {error}").refusal())
-
-
-def _set_first_row(first_row: int, request: AnyRequest) -> AnyRequest:
-    """Return the request with the start of its rows, which only the letter knows."""
-    if isinstance(request, Produce) and request.first_row != first_row:
+    if isinstance(request, Produce) and request.first_row != first_row:  # only the letter knows where its rows start
         return msgspec.structs.replace(request, first_row=first_row)
     return request
 
