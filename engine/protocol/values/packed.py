@@ -135,8 +135,8 @@ _RELATIVE_TO = {"last_due_ms": "first_due_ms", "max_timestamp_ms": "min_timestam
 NEVER_MS = 2**62
 """Later than any time."""
 
-_FEW_KEYS = 4
-"""Up to this number, keys are looked for one by one, without a hash of each range."""
+_BY_SELECTION = ("first_row", "file_id", "topic_id", "reschedules")
+"""The columns of KEY in the order in which they are compared. Few rows are left for the later ones."""
 
 _FILTER_BITS = 16
 """Bits of the filter per range. Two of them are set, so it is wrong about one key in seventy."""
@@ -219,26 +219,13 @@ class Block:
         key.
         """
         maybe = self._may_hold(hashes)
-        if not maybe.any():
-            return np.empty(0, np.int64)
-        if np.count_nonzero(maybe) <= _FEW_KEYS:
-            numbers = [self._find_key([int(column[i]) for column in keys]) for i in np.flatnonzero(maybe)]
-            return np.unique(np.concatenate(numbers))
-        columns = [self.column(name) for name in KEY]
-        rows = np.flatnonzero(np.isin(hash_keys(columns), hashes[maybe]) & self._remaining_mask())
-        if not len(rows):
-            return rows
-        key_set = set(zip(*(column[maybe].tolist() for column in keys), strict=True))
-        own = zip(*(column[rows].tolist() for column in columns), strict=True)
-        return rows[[key in key_set for key in own]]
-
-    def _find_key(self, key: Sequence[int]) -> Numbers:
-        """Return the numbers of the remaining ranges that have this key: compare one column, and few rows of others."""
-        values = dict(zip(KEY, key, strict=True))
-        rows = np.flatnonzero((self.column("first_row") == values.pop("first_row")) & self._remaining_mask())
-        for name, value in values.items():
-            rows = rows[self._values(name, rows) == value]
-        return rows
+        rows = self.list_remaining() if maybe.any() else np.empty(0, np.int64)
+        columns = {name: column[maybe] for name, column in zip(KEY, keys, strict=True)}
+        for name in _BY_SELECTION:
+            rows = rows[np.isin(self._values(name, rows), columns[name])]
+        key_set = set(zip(*(column.tolist() for column in columns.values()), strict=True))
+        own = zip(*(self._values(name, rows).tolist() for name in KEY), strict=True)
+        return rows[np.array([key in key_set for key in own], np.bool_)]
 
     def find_due(self, until_ms: int, most: int) -> Numbers:
         """Return the numbers of at most `most` remaining ranges whose first row is due by then.
