@@ -17,7 +17,7 @@ from ..protocol.projection import RESTORED, restore
 from ..protocol.rows.delays import restore_pieces
 from ..protocol.values.state import State
 from .store_errors import build_removal_error, find_removal, make_damage_error
-from .waiting_rows import LaterRanges, WaitingRows
+from .waiting_rows import WaitingRows
 
 BEGINNING = WatermarkRow(
     step=0,
@@ -58,12 +58,8 @@ def read_newest_watermark(store: Store, handle: TableHandle) -> WatermarkRow:
     return newest_row
 
 
-def load_state(
-    store: Store, watermark: WatermarkRow, names: Sequence[str] = RESTORED, later: LaterRanges | None = None
-) -> State:
+def load_state(store: Store, watermark: WatermarkRow, names: Sequence[str] = RESTORED) -> State:
     """Return the state at the watermark, from the named tables: all of RESTORED, READERS or MEMBERS.
-
-    later: may go on to read ranges that are due much later. The state looks complete meanwhile.
 
     Raises:
         StepTooOld: a merge has removed the keys' older rows meanwhile. Read the watermark again.
@@ -88,9 +84,7 @@ def load_state(
                 store, f"{PARTITIONS.name} has {count} partitions of {topic.topic}, expected {expected}"
             )
     if DELAYED.name in handles:
-        rows = WaitingRows(handles[DELAYED.name], watermark.step)
-        last_hour = None if later is None else later.start(store, rows, state)
-        restore_pieces(state, rows.read(last_hour=last_hour))
+        restore_pieces(state, WaitingRows(handles[DELAYED.name], watermark.step).read())
     return state
 
 

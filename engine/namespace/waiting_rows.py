@@ -3,12 +3,9 @@
 The table may have millions of rows, so they are read piece by piece.
 """
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, wait
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from lakemq.tables.specs.messages import DELAYED, HOUR_MS, file_stem
-from lakemq.tables.storage.delta.store import Bounds, Store, TableHandle, make_filter, select_newest
+from lakemq.tables.specs.messages import DELAYED, file_stem
+from lakemq.tables.storage.delta.store import Bounds, TableHandle, make_filter, select_newest
 from lakemq.tables.storage.object_stores.files import Files
 
 from ..protocol.errors import FileTruncated, StorageError
-from ..protocol.rows.delays import NEAR_MS, RESTORED_COLUMNS, pack_pieces
+from ..protocol.rows.delays import RESTORED_COLUMNS
 from ..protocol.values.delays import DelayedRange
 from ..protocol.values.packed import KEY, Hashes, hash_keys
-from ..protocol.values.state import State
-from ..protocol.values.waiting import CountedBlock
 from .data_file_reader import open_data_file
-from .store_errors import report_damage
 
 _PIECE_ROWS = 1 << 16
 """Neighbouring row groups are read together up to this size. Each read costs about a millisecond."""
@@ -47,21 +41,12 @@ class WaitingRows:
         self._dataset = handle.dataset()
         self._fragments = list(self._dataset.get_fragments()) if handle.files() else []
 
-    def count_rows(self, first_hour: int) -> int:
-        """Return about how many rows wait that are due from this hour on, or more."""
-        return self._count(self._bounds(False, first_hour))
+    def read(self) -> Iterator[pa.Table]:
+        """Yield tables with the newest row of each range that waits.
 
-    def has_open(self, first_hour: int) -> bool:
-        """Return whether rows that are due from this hour on may be of open transactions."""
-        return self._count({**self._bounds(False, first_hour), "state": ("open", "open")}) > 0
-
-    def read(self, first_hour: int | None = None, last_hour: int | None = None) -> Iterator[pa.Table]:
-        """Yield tables with the newest row of each range that waits and is due in these hours.
-
-        Almost every range has one row. So first read hashes of the keys, and compare only rows that share a hash. All
-        rows of a key have the same hour, because only a new key gets a new due time.
+        Almost every range has one row. So first read hashes of the keys, and compare only rows that share a hash.
         """
-        there, gone = self._bounds(False, first_hour, last_hour), self._bounds(True, first_hour, last_hour)
+        there, gone = self._bounds(False), self._bounds(True)
         hashes, file_ids = self._read_hashes(there)
         if not len(hashes):
             return
@@ -111,8 +96,8 @@ class WaitingRows:
             for rows in self._yield_pieces(names, {"step": (None, self._step), "file_id": (file_ids[0], file_ids[-1])}):
                 yield rows.filter(pa.array(_is_in(rows.column("file_id").to_numpy(), file_ids)))
 
-    def _bounds(self, removed: bool, first_hour: int | None = None, last_hour: int | None = None) -> Bounds:
-        return {"step": (None, self._step), "removed": (removed, removed), "due_hour": (first_hour, last_hour)}
+    def _bounds(self, removed: bool) -> Bounds:
+        return {"step": (None, self._step), "removed": (removed, removed)}
 
     def _read_hashes(
         self, bounds: Bounds, of_files: npt.NDArray[np.int64] | None = None
@@ -172,91 +157,6 @@ def _is_in(values: npt.NDArray[Any], sorted_values: npt.NDArray[Any]) -> npt.NDA
 
 def _hashes_of(rows: pa.Table) -> Hashes:
     return hash_keys(rows.column(name).to_numpy() for name in KEY)
-
-
-# Ranges that are due much later, read by a thread of their own while the sequencer already works.
-
-
-T = TypeVar("T")
-
-SWITCH_S = 0.0005
-"""Time after which a thread gives up the interpreter's lock to one that waits for it, while ranges are read. A step
-asks for the lock a dozen times; with Python's 5 ms, the slowest of a hundred took 10 ms longer."""
-
-MIN_ROWS = 1 << 17
-"""Fewer rows than this take less than about 0.1 s, so a start waits for them."""
-
-LONGEST_WAIT_S = 1_800.0
-"""How long a step waits for these ranges. Ten million take about ten seconds from a disk, longer from a store."""
-_TURN_S = 0.2
-"""How long to wait at once."""
-
-
-class LaterRanges:
-    """Reads the ranges of one term that are due much later.
-
-    A start with ten million ranges would take seconds. Until they are read, the state expects their blocks, and a
-    look-up that may need one of them waits (`PackedRanges`).
-    """
-
-    def __init__(self, workers: Executor, now_ms: int) -> None:
-        """workers: reads the ranges, and is shut down afterwards. now_ms: the present time."""
-        self._workers, self._now_ms = workers, now_ms
-        self._future: Future[list[CountedBlock]] | None = None
-        self._is_stopped = False
-        self.is_added = False
-        """Whether the state has the ranges."""
-
-    def start(self, store: Store, rows: WaitingRows, state: State) -> int | None:
-        """Start to read, if that is worthwhile. Return the last hour that the caller reads itself; None: all hours."""
-        last_hour = (max(state.now_ms, self._now_ms) + NEAR_MS) // HOUR_MS
-        # the end of a transaction must find its ranges at once
-        if rows.count_rows(last_hour + 1) < MIN_ROWS or rows.has_open(last_hour + 1):
-            return None
-        self._future = self._workers.submit(self._read, store, rows, last_hour + 1)
-        state.delays.expect_blocks((last_hour + 1) * HOUR_MS, self._future.result)
-        return last_hour
-
-    @property
-    def is_done(self) -> bool:
-        return self._future is None or self._future.done()
-
-    def wait_for_all(self, meanwhile: Callable[[], None]) -> None:
-        """Wait until all is read. Raises StorageError after LONGEST_WAIT_S.
-
-        meanwhile: called several times in a second.
-        """
-        for _ in range(int(LONGEST_WAIT_S / _TURN_S)):
-            if self._future is None or not wait([self._future], _TURN_S).not_done:
-                return
-            meanwhile()
-        raise StorageError(f"The delayed messages that are due much later were not read in {LONGEST_WAIT_S:g} s.")
-
-    def stop(self) -> None:
-        """Stop reading: the term has ended, or all is read."""
-        self._is_stopped = True
-        self._future = None  # it would hold blocks that the state has merged meanwhile
-        self._workers.shutdown(wait=False)
-
-    def _read(self, store: Store, rows: WaitingRows, first_hour: int) -> list[CountedBlock]:
-        with report_damage(store), _switch_threads_often():
-            return list(pack_pieces(self._until_stopped(rows.read(first_hour))))
-
-    def _until_stopped(self, items: Iterable[T]) -> Iterator[T]:
-        for item in items:
-            if self._is_stopped:
-                raise OSError("The term has ended.")
-            yield item
-
-
-@contextmanager
-def _switch_threads_often() -> Iterator[None]:
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(min(before_s, SWITCH_S))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before_s)
 
 
 # Read when the rows of waiting ranges are due, from their data files, which never change.

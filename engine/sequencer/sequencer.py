@@ -46,7 +46,6 @@ from ..protocol import machine
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rows.clients import create_state
 from ..protocol.rules.clients import decide_resign, decide_take_over, may_lead
-from ..protocol.rules.delays import needs_all_ranges
 from ..protocol.rules.timers import Time
 from ..protocol.rules.transactions import has_unobserved_timeout
 from ..protocol.values.state import State
@@ -426,7 +425,6 @@ class Sequencer(ProcessBound):
             term.state, term.namespace_id, lambda: self._decider.give_sign_of_life(term), lines
         )
         self._crash_point("sequencer.letters_taken")
-        self._add_later_ranges(term, letters)
         due = self._find_due(term, letters, drained_at_ms)
         renewal = self._decider.build_renewal_if_due(term)
         now_ms = term.time.store_ms()
@@ -462,19 +460,6 @@ class Sequencer(ProcessBound):
             due_in_ms=term.due_in_ms(),
             observation_left_ms=term.attendance.observation_left_ms(term.state),
         )
-
-    def _add_later_ranges(self, term: Term, letters: StepLetters) -> None:
-        """Add the ranges that are read since the term began, once all are. Letters that may need one wait for them."""
-        later = term.later_ranges
-        if later.is_added:
-            return
-        requests = [request for opened in letters.taken for request in opened.letter.requests]
-        if any(needs_all_ranges(term.state, request) for request in requests):
-            later.wait_for_all(lambda: self._decider.give_sign_of_life(term))
-        if later.is_done:
-            term.state.delays.ranges.packed.complete()
-            later.is_added = True
-            later.stop()
 
     def _find_due(self, term: Term, letters: StepLetters, drained_at_ms: int | None) -> list[machine.DueTimer]:
         """Return the timers that this step must decide.

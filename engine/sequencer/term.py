@@ -31,7 +31,7 @@ from ..namespace.namespace import Namespace
 from ..namespace.process import new_id, pause_garbage_collection
 from ..namespace.progress import Sampler
 from ..namespace.step_reader import StepReader, follow_from_watermark
-from ..namespace.waiting_rows import LaterRanges, read_due_runs
+from ..namespace.waiting_rows import read_due_runs
 from ..protocol import machine
 from ..protocol.rules.timers import ObservedWaits
 from ..protocol.values.journal import Step
@@ -181,7 +181,6 @@ class Term:
     attendance: Attendance
     targets: TargetAssignments
     delay_queue: DelayQueue
-    later_ranges: LaterRanges
     retention: RetentionSearch
     dying_search: DyingSearch
     finalizing: Finalizing
@@ -233,7 +232,6 @@ class Term:
         """End what works for the term in other threads. The term is over, or has failed to begin."""
         self.close_lines()
         self.delay_queue.close()
-        self.later_ranges.stop()
         self.background.abandon()
 
     def due_in_ms(self) -> float | None:
@@ -293,12 +291,7 @@ class TermFactory:
         tail = reader.read()
         if reader.step != step or ns.store.open(JOURNAL).table_id != namespace_id:
             return None
-        later = LaterRanges(Workers(1, "lakemq-later"), clock.now_ms())
-        try:
-            return self._build_term(namespace_id, watermark, reader, tail, later, steady_ms)
-        except BaseException:
-            later.stop()
-            raise
+        return self._build_term(namespace_id, watermark, reader, tail, steady_ms)
 
     def _build_term(
         self,
@@ -306,11 +299,10 @@ class TermFactory:
         watermark: WatermarkRow,
         reader: StepReader,
         tail: list[Step],
-        later: LaterRanges,
         steady_ms: int,
     ) -> Term:
         ns, clock = self._ns, self._clock
-        state = load_state(ns.store, watermark, later=later)
+        state = load_state(ns.store, watermark)
         live = read_live_state(state)
         machine.replay(state, tail)
         step_log = StepLog(
@@ -348,7 +340,6 @@ class TermFactory:
             Attendance(Beats(ns.files), overdue, clock, self._watching),
             TargetAssignments(self._watching, self._plug_ins, ns.config.ms("assignor.timeout.ms") / 1000),
             self._make_delay_queue(state),
-            later,
             self._make_retention_search(),
             DyingSearch(partial(find_dying, ns.store, self._new_file_id), self._watching, clock, removing),
             self._make_finalizing(),

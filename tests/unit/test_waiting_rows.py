@@ -86,16 +86,6 @@ def test_pieces_hold_the_newest_row_of_each_key(
     assert expected.num_rows or not step
 
 
-@pytest.mark.parametrize("hour", [8, 10])
-def test_reads_up_to_and_from_an_hour_split_the_rows(handle: TableHandle, hour: int) -> None:
-    rows = WaitingRows(handle, PASSES)
-    early, late = list(rows.read(last_hour=hour)), list(rows.read(first_hour=hour + 1))
-    assert sorted(list_releases(pa.concat_tables(early + late))) == sorted(list_releases(pa.concat_tables(rows.read())))
-    for pieces, is_right in ((early, lambda due_hour: due_hour <= hour), (late, lambda due_hour: due_hour > hour)):
-        assert all(is_right(ms // HOUR_MS) for piece in pieces for ms in piece["first_due_ms"].to_pylist())
-    assert rows.count_rows(12) == 0
-
-
 @pytest.mark.parametrize("compared_rows", [5, 10**6])
 def test_file_is_named_while_one_of_its_keys_exists(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compared_rows: int

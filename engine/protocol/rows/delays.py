@@ -83,8 +83,7 @@ def _project_delays(state: State, steps: StepBatch) -> pa.Table:
     for step, _, entry in steps.find_entries(*_CHANGES):
         changed |= dict.fromkeys(_find_changed_keys(entry.record), (step.decided_at_ms, entry.request_id))
     ended = {end.end.published.key: end for end in find_ended_ranges(steps)}
-    # a step that changes a range has looked for it, so none of these is in a block that is still being read
-    state.delays.ranges.unpack([*changed, *ended], also_expected=False)
+    state.delays.ranges.unpack([*changed, *ended])
     changed |= {
         key: (end.at_ms, end.changed_by) for key, end in ended.items() if key not in state.delays.ranges.unpacked
     }

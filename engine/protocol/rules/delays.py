@@ -37,7 +37,7 @@ from ..values.journal import JournalEntry
 from ..values.log import DataFile, PendingFile, Produce
 from ..values.segments import NO_SEGMENTS, Segments, build_segments
 from ..values.state import State
-from ..values.topics import DeleteTopic, TimeToLive, Topic
+from ..values.topics import TimeToLive, Topic
 from .timers import Folds, Rules, Timers
 from .units import RangeColumns
 
@@ -266,19 +266,11 @@ def decide_delayed_rows(
     return [JournalEntry(record)]
 
 
-def needs_all_ranges(state: State, request: object) -> bool:
-    """Return whether a decision about the request may look for a range or a count, however late the range is due."""
-    if isinstance(request, Produce):
-        has_limit = any(topic.setting("delay.max.pending") >= 0 for topic in state.topics.values())
-        return bool(request.ranges.first_due_ms) and (bool(request.files) or has_limit)
-    return isinstance(request, CancelDelays | RescheduleDelays | DeleteTopic)
-
-
 def _check_room(state: State, topics: Sequence[Topic], ranges: RangeColumns) -> None:
     for index, topic in enumerate(topics):
         most = topic.setting("delay.max.pending")
         if most >= 0:
-            waiting = state.delays.count_pending(topic.topic_id)
+            waiting = state.delays.pending.get(topic.topic_id, 0)
             more = sum(count for t, count in zip(ranges.topic_index, ranges.record_count, strict=True) if t == index)
             if more and waiting + more > most:
                 raise DelayQueueFull(
@@ -404,7 +396,7 @@ def decide_delays_of_transaction(
 
 def decide_delays_of_topic(state: State, topic: Topic) -> list[JournalEntry]:
     """Drop the delayed rows of a topic that is deleted."""
-    if not state.delays.count_pending(topic.topic_id):
+    if topic.topic_id not in state.delays.pending:
         return []
     state.delays.ranges.unpack_topic(topic.topic_id)
     ranges = [range_ for key, range_ in state.delays.ranges.unpacked.items() if key.topic_id == topic.topic_id]

@@ -4,7 +4,7 @@
 is packed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple
 
@@ -350,54 +350,17 @@ _PIECE = 4096
 """Ranges that are objects at the same time while all are iterated."""
 
 
-class _ExpectedBlocks(NamedTuple):
-    """Blocks that are still being read. All their ranges are due at first_due_ms or later. add: adds the blocks."""
-
-    first_due_ms: int
-    add: Callable[[], None]
-
-
 class PackedRanges:
-    """A list of blocks, and look-ups in it.
-
-    A start does not wait for blocks of ranges that are due much later: another thread reads them. A look-up that may
-    need them waits for that thread, so no answer depends on how far it has come.
-    """
+    """A list of blocks, and look-ups in it."""
 
     def __init__(self) -> None:
-        self._blocks: list[Block] = []
-        self._expected: _ExpectedBlocks | None = None
-
-    def expect(self, first_due_ms: int, add: Callable[[], None]) -> None:
-        """Expect further blocks.
-
-        first_due_ms: none of their ranges is due before. add: adds them; it is called once.
-        """
-        assert self._expected is None
-        self._expected = _ExpectedBlocks(first_due_ms, add)
-
-    def complete(self) -> None:
-        """Add the expected blocks, if any. If that fails, they are still expected."""
-        expected, self._expected = self._expected, None
-        if expected is not None:
-            try:
-                expected.add()
-            except BaseException:
-                self._expected = expected
-                raise
-
-    @property
-    def blocks(self) -> list[Block]:
-        """All blocks."""
-        self.complete()
-        return self._blocks
+        self.blocks: list[Block] = []
 
     def __len__(self) -> int:
         return sum(block.remaining_count for block in self.blocks)
 
     def __bool__(self) -> bool:
-        """Return whether there are ranges, or may be."""
-        return self._expected is not None or bool(self._blocks)
+        return bool(self.blocks)
 
     def __iter__(self) -> Iterator[WaitingRange]:
         """All ranges, as objects of their own. They stay packed."""
@@ -409,18 +372,13 @@ class PackedRanges:
     @property
     def first_due_ms(self) -> int:
         """The time when the first range is due, or an earlier time; NEVER_MS without ranges."""
-        expected_ms = NEVER_MS if self._expected is None else self._expected.first_due_ms
-        return min([expected_ms, *(block.first_due_ms for block in self._blocks)])
-
-    def append_block(self, block: Block) -> None:
-        """Add a block."""
-        self._blocks.append(block)
+        return min((block.first_due_ms for block in self.blocks), default=NEVER_MS)
 
     def add(self, block: Block) -> None:
         """Add a block. If many blocks are small, some of them are merged."""
-        self.append_block(block)
+        self.blocks.append(block)
         small = sorted(
-            (candidate for candidate in self._blocks if candidate.is_small),
+            (candidate for candidate in self.blocks if candidate.is_small),
             key=lambda candidate: candidate.remaining_count,
         )
         if len(small) > MAX_SMALL_BLOCKS:
@@ -428,27 +386,21 @@ class PackedRanges:
             chosen = [
                 candidate for candidate, total in zip(small, totals, strict=True) if total <= BLOCK_RANGES
             ] or small[:1]
-            self._blocks = [candidate for candidate in self._blocks if candidate not in chosen]
-            self._blocks.append(merge_blocks(chosen))
+            self.blocks = [candidate for candidate in self.blocks if candidate not in chosen]
+            self.blocks.append(merge_blocks(chosen))
 
     def has_any(self, keys: Collection[RangeKey]) -> bool:
         """Return whether one of these ranges is packed."""
-        self.complete()
         return any(True for _ in self._locate(keys))
 
-    def take(self, keys: Collection[RangeKey], also_expected: bool = True) -> list[WaitingRange]:
-        """Take out those of these ranges that are packed, and return them.
-
-        also_expected: whether expected blocks may hold some of them.
-        """
-        if also_expected:
-            self.complete()
+    def take(self, keys: Collection[RangeKey]) -> list[WaitingRange]:
+        """Take out those of these ranges that are packed, and return them."""
         return [range_ for block, rows in self._locate(keys) for range_ in self._take_rows(block, rows)]
 
     def _locate(self, keys: Collection[RangeKey]) -> Iterator[tuple[Block, Numbers]]:
         columns = keys_to_columns(keys)
         hashes = hash_keys(columns)
-        for block in list(self._blocks):
+        for block in list(self.blocks):
             rows = block.find(columns, hashes)
             if len(rows):
                 yield block, rows
@@ -459,9 +411,7 @@ class PackedRanges:
         most, most_blocks: bound how long this takes.
         """
         ranges: list[WaitingRange] = []
-        if self._expected is not None and self._expected.first_due_ms <= until_ms:
-            self.complete()
-        for block in [candidate for candidate in self._blocks if candidate.first_due_ms <= until_ms][:most_blocks]:
+        for block in [candidate for candidate in self.blocks if candidate.first_due_ms <= until_ms][:most_blocks]:
             rows = block.find_due(until_ms, most - len(ranges))
             ranges += self._take_rows(block, rows)
             if len(ranges) >= most:
@@ -481,5 +431,5 @@ class PackedRanges:
         ranges = block.ranges(rows)
         block.take_out(rows)
         if not block.remaining_count:
-            self._blocks.remove(block)
+            self.blocks.remove(block)
         return ranges

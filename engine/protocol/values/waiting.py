@@ -4,7 +4,7 @@ Invariant: the state of a range does not depend on whether it is packed. A look-
 changed: the range is unpacked first, and packed again some time later.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
@@ -69,16 +69,13 @@ class WaitingRanges:
             self.idle.pop(key, None)
         return range_
 
-    def unpack(self, keys: Collection[RangeKey], also_expected: bool = True) -> None:
-        """Unpack those of these ranges that are packed. For many keys this is much faster than one by one.
-
-        also_expected: whether blocks that are still being read may hold some of them.
-        """
+    def unpack(self, keys: Collection[RangeKey]) -> None:
+        """Unpack those of these ranges that are packed. For many keys this is much faster than one by one."""
         if not self.packed:
             return
         missing = [key for key in keys if key not in self.unpacked]
         if missing:
-            for range_ in self.packed.take(missing, also_expected):
+            for range_ in self.packed.take(missing):
                 self._restore(range_)
 
     def unpack_topic(self, topic_id: int) -> None:
@@ -125,9 +122,9 @@ CountedBlock: TypeAlias = tuple[Block, Mapping[int, int]]
 class Delays:
     """All delayed rows. pointer_ms: everything that was due up to this time is released.
 
-    pending: topic_id -> number of waiting rows, without those of expected blocks; `count_pending` counts all. open:
-    (producer_id, producer_epoch), the name of a transaction -> its ranges. ready: ranges that have begun to wait in
-    this step, so that the leader notes when they are due. published: how many ranges this step has published.
+    pending: topic_id -> number of waiting rows, if any. open: (producer_id, producer_epoch), the name of a transaction
+    -> its ranges. ready: ranges that have begun to wait in this step, so that the leader notes when they are due.
+    published: how many ranges this step has published.
     """
 
     pointer_ms: int = 0
@@ -149,23 +146,9 @@ class Delays:
 
     def add_block(self, block: Block, counts: Mapping[int, int]) -> None:
         """Add packed ranges. counts: how many of their rows wait, by topic id."""
-        self.ranges.packed.append_block(block)
+        self.ranges.packed.blocks.append(block)
         for topic_id, count in counts.items():
             self._count_pending(topic_id, count)
-
-    def expect_blocks(self, first_due_ms: int, read: Callable[[], Iterable[CountedBlock]]) -> None:
-        """Expect packed ranges that are due at first_due_ms or later. read: returns them; the caller waits for it."""
-
-        def add() -> None:
-            for block, counts in read():
-                self.add_block(block, counts)
-
-        self.ranges.packed.expect(first_due_ms, add)
-
-    def count_pending(self, topic_id: int) -> int:
-        """Return the number of waiting rows of a topic."""
-        self.ranges.packed.complete()
-        return self.pending.get(topic_id, 0)
 
     def remove(self, key: RangeKey, event: DelayEvent) -> None:
         """Remove a range by the event that ends it, if it exists."""
