@@ -3,7 +3,6 @@
 import os
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ from lakemq.engine.namespace.line_frames import (
     encode_hello,
 )
 from lakemq.engine.sequencer.letters import line_acceptor, line_opener, line_table
-from lakemq.engine.sequencer.letters.line_table import MAX_HANDSHAKE_BYTES
 from lakemq.engine.sequencer.letters.lines import HELLO_MS, LineServer
 from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
 from lakemq.tables.storage.coordination import sockets
@@ -175,19 +173,6 @@ def test_nonsense_in_place_of_tls_closes_its_line_and_no_other(leader: TcpLeader
     hostile.send(data)
     while frame_bytes := hostile.socket.recv(4096):
         assert frame_bytes[0] == 0x15, "only TLS's alert"
-    leader.serve(client)
-
-
-def test_a_handshake_without_an_end_is_bounded(leader: TcpLeader) -> None:
-    """A hello of TLS that says it has 120 KiB, which OpenSSL alone would wait for."""
-    client, hostile = leader.connect(), leader.connect_without_tls()
-    hostile.socket.settimeout(HELLO_MS / 2000)
-    record = b"\x01" + (120 << 10).to_bytes(3, "big") + bytes(16_000)
-    with suppress(ConnectionError):
-        for _ in range(MAX_HANDSHAKE_BYTES // 16_000 + 1):
-            hostile.send(b"\x16\x03\x01" + struct.pack(">H", len(record)) + record)
-            record = bytes(16_000)
-    assert hostile.receive() is None
     leader.serve(client)
 
 
