@@ -11,7 +11,7 @@ EXTRAS = {
     "spark": ("pyspark", "py4j", "delta", "pandas"),
     "connect": ("pyspark", "py4j", "delta", "pandas", "grpc", "grpc_status", "google", "zstandard"),
     "sql": ("duckdb", "sqlglot"),
-    "report": ("jinja2", "plotly"),
+    "report": ("jinja2",),
     "metrics": ("prometheus_client", "starlette", "uvicorn"),
     "console": ("prometheus_client", "jinja2", "python_multipart", "starlette", "uvicorn"),
     "quality": ("great_expectations",),

@@ -148,7 +148,7 @@ def report(
     The tables show lag and rates of groups, who owned which partition at the end, what came into topics, handoffs, and
     who changed topics and groups. JSON is one object with all of them, CSV has the groups. The file also draws
     throughput, steps and their time, lag of groups in messages and in time, lateness of delayed messages and owners
-    over time, each with its query.
+    over time, with their queries.
 
     Rates, steps, lag and lateness come from the table samples, which reaches back for sample.retention.ms; changes for
     journal.retention.ms; owners and handoffs for group.history.ms. Needs the extra sql, and for a file also report.
@@ -214,10 +214,9 @@ def _parse_since(text: str, until_ms: int) -> int:
 
 def _write_page(history: History, path: str, file: Path) -> None:
     from lakemq.errors import InvalidRequest
-    from lakemq.jobs.reports.history_report import build_history_report
+    from lakemq.jobs.reports.history_report import write_history_report
 
-    page = build_history_report(history, path)
     try:
-        page.write(file)
+        write_history_report(history, path, file)
     except OSError as error:
         raise InvalidRequest(f"The file cannot be written: {error.strerror}.", found=str(file)) from None

@@ -17,7 +17,7 @@ from lakemq.jobs.commands.shared.times import from_millis
 from lakemq.jobs.console.payloads import SHORT_CHARACTERS, escape_invisible, show_payload
 from lakemq.jobs.output import format_setting, format_size, to_iso, to_readable
 
-with needs("console"):
+with needs("report"):
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

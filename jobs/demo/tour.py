@@ -31,8 +31,9 @@ from lakemq.jobs.demo import checks
 from lakemq.jobs.demo.checks import CheckFailed, Progress, ask, check_hash
 from lakemq.jobs.demo.data import FLIGHTS, NAMESPACE, REPORT, FolderTaken, MissingData, Source, load_source, take_folder
 from lakemq.jobs.demo.group import GROUP, TARGET, check_alerts, check_reminders, raise_alerts, send_reminders
-from lakemq.jobs.demo.report import build_report
+from lakemq.jobs.demo.report import SUMMARY, TITLE, build_report
 from lakemq.jobs.reports.history import read_history
+from lakemq.jobs.reports.history_report import write_page
 from lakemq.jobs.session import MissingJars, MissingJava, spark_session
 
 SETTINGS = Path(lakemq.__file__).parent / "conf/lakemq.yaml"
@@ -102,7 +103,7 @@ def run(progress: Progress, folder: Path, rows: int | None) -> Path:
         *check_reminders(reminders, answers["releases"].rows),
     )
     report = folder / REPORT
-    build_report(progress, answers, team, reminders, history).write(report)
+    write_page(TITLE, SUMMARY, build_report(progress, answers, team, reminders, history), report)
     return report.absolute()
 
 

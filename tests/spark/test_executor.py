@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 # the packages of setup.cfg that an executor need not have
-MISSING = ("msgspec", "deltalake", "typer", "rich", "yaml", "duckdb", "plotly", "pandas", "delta")
+MISSING = ("msgspec", "deltalake", "typer", "rich", "yaml", "duckdb", "jinja2", "pandas", "delta")
 
 BLOCK = f"""
 import sys

@@ -122,18 +122,29 @@ def test_the_command_writes_one_page_that_loads_nothing(mq: Connection, tmp_path
     page.feed(text)
     assert page.loads == []
     assert page.headings == [
-        "Throughput",
+        "In this time",
+        "Groups",
+        "Who owned what at the end",
+        "Topics",
+        "Produced per topic",
+        "Consumed per group",
+        "Lag per group",
+        "Lag in time per group: age of the oldest message that is left",
         "Steps",
         "Step time",
-        "Lag",
-        "Lag in time",
         "Lateness of delayed messages",
-        "Ownership: cooperative",
-        "Ownership: queue",
-        "Hand-offs",
-        "Administrative changes",
+        "Handoffs, newest first",
+        "Administrative changes, newest first",
+        "Owners in cooperative",
+        "Owners in queue",
+        "Query of the charts",
+        "Query of the owners",
+        "Query of the handoffs",
+        "Query of the changes",
     ]
-    assert text.count("Plotly.newPlot(") == len(page.headings) - 2
+    assert (text.count("<figure data-chart="), text.count('<svg class="chart"')) == (7, 2)
+    assert "new uPlot(" in text, "the script that draws the charts"
+    assert "<a href" not in text, "a link would lead nowhere"
     assert '>topic_created</td><td data-label="subject">reminders</td>' in text
     assert "NaN" not in text[text.index("<body>") :]
 

@@ -10,29 +10,24 @@ from typing import TYPE_CHECKING, Any
 from lakemq.jobs.commands.topics import list_settings
 from lakemq.jobs.console.changes import offer_change, offer_cures, read_text
 from lakemq.jobs.console.console import Console, quote_sql
-from lakemq.jobs.console.pages.charts import draw_groups, offer_ranges, read_last, read_minutes
+from lakemq.jobs.console.pages.charts import offer_ranges, read_last, read_minutes
 from lakemq.jobs.console.pages.queries import draw_or_explain
 from lakemq.jobs.console.parts import (
     Link,
     Notice,
-    OwnershipPeriod,
     Page,
     Part,
-    Picture,
     Table,
-    draw_ownership,
     list_facts,
     list_records,
     make_filter,
     make_link,
 )
+from lakemq.jobs.reports.history_report import draw_groups, draw_owners
 
 if TYPE_CHECKING:
     from lakemq.engine.client.groups.group_info import AssignmentInfo, GroupInfo
     from lakemq.engine.client.groups.lag import PartitionLag
-
-_MOST_PARTITIONS = 64
-"""How many partitions the picture of owners shows."""
 
 _FACTS = (
     "state, protocol, assignor, generation, leader, members, lag, lag_counted_from, unacknowledged, consumption_rate,"
@@ -131,16 +126,10 @@ def _draw_owners(console: Console, name: str, minutes: int) -> list[Part]:
     begin = end - timedelta(minutes=minutes)
 
     def draw() -> list[Part]:
-        query = _OWNERS.format(group=quote_sql(name), begin_ms=int(begin.timestamp() * 1000))
-        periods = [
-            OwnershipPeriod(f"{topic}-{partition}", owner, since, until, reason)
-            for topic, partition, owner, since, until, reason in console.read_rows(query)
-        ]
-        shown = sorted({period.partition for period in periods})[:_MOST_PARTITIONS]
-        if not shown:
-            return []
-        title = f"Owners of partitions, last {minutes} minutes"
-        return [Picture(draw_ownership(title, [period for period in periods if period.partition in shown], begin, end))]
+        names = ("topic", "partition", "owner", "since", "until", "reason")
+        periods = console.read_rows(_OWNERS.format(group=quote_sql(name), begin_ms=int(begin.timestamp() * 1000)))
+        rows = (dict(zip(names, period, strict=True)) for period in periods)
+        return draw_owners(f"Owners of partitions, last {minutes} minutes", rows, begin, end)
 
     return draw_or_explain("The history of owners", draw)
 

@@ -11,14 +11,7 @@ from lakemq.engine.client.sequencers import find_store_now_ms
 from lakemq.engine.namespace.progress import MINUTE_MS
 from lakemq.jobs.console.changes import offer_cures
 from lakemq.jobs.console.console import Console
-from lakemq.jobs.console.pages.charts import (
-    draw_groups,
-    draw_sequencer,
-    draw_topics,
-    offer_ranges,
-    read_last,
-    read_minutes,
-)
+from lakemq.jobs.console.pages.charts import offer_ranges, read_last, read_minutes
 from lakemq.jobs.console.parts import (
     Facts,
     Form,
@@ -40,6 +33,7 @@ from lakemq.jobs.doctor.namespace import (
     make_checks,
     read_free_space,
 )
+from lakemq.jobs.reports.history_report import draw_groups, draw_sequencer, draw_topics
 from lakemq.jobs.status import MINUTES
 from lakemq.tables.specs.journal import SAMPLES
 

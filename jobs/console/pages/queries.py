@@ -11,9 +11,7 @@ from lakemq.errors import LakeMQError, MissingExtra
 from lakemq.jobs.commands.shared.times import parse_past_moment, to_millis
 from lakemq.jobs.console.changes import BadInput, read_number, read_text
 from lakemq.jobs.console.console import Console, NotPossible, quote_sql
-from lakemq.jobs.console.pages.charts import draw_groups, draw_sequencer, draw_topics
 from lakemq.jobs.console.parts import (
-    Facts,
     Field,
     Form,
     Link,
@@ -22,19 +20,19 @@ from lakemq.jobs.console.parts import (
     Part,
     Table,
     format_cell,
-    format_time,
     list_facts,
     list_records,
     make_filter,
     make_link,
 )
+from lakemq.jobs.reports.history import read_history
+from lakemq.jobs.reports.history_report import list_parts
 from lakemq.tables.specs.groups import CUT_KEYS, LIVE_TABLES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.delta.store import NewerTable, NotATable
 from lakemq.tables.views import VIEWS
 
 if TYPE_CHECKING:
-    from lakemq.jobs.reports.history import History
     from lakemq.tables.specs.spec import TableSpec
 
 
@@ -52,7 +50,6 @@ def draw_or_explain(title: str, draw: Callable[[], Sequence[Part]]) -> list[Part
 
 
 _MOST_MINUTES = 24 * 60
-_MOST_ROWS = 200
 
 
 def read_history_page(console: Console, inputs: Mapping[str, Any]) -> Page:
@@ -67,9 +64,7 @@ def read_history_page(console: Console, inputs: Mapping[str, Any]) -> Page:
     parts: list[Part] = [Form("When", "/history", fields, "Show")]
 
     def draw() -> list[Part]:
-        from lakemq.jobs.reports.history import read_history
-
-        return _show(read_history(console.mq, until_ms - 60_000 * minutes, until_ms, console.observer))
+        return list_parts(read_history(console.mq, until_ms - 60_000 * minutes, until_ms, console.observer))
 
     return Page("History", [*parts, *draw_or_explain("The history", draw)])
 
@@ -80,47 +75,6 @@ def _read_until_ms(text: str) -> int:
         return to_millis(parse_past_moment(text, now) if text else now)
     except (ValueError, OverflowError) as error:
         raise BadInput(f"The input at is not a time: {error}.") from None
-
-
-def _show(history: History) -> list[Part]:
-    from lakemq.jobs.reports.history import list_tables
-
-    tables = {
-        name: list_records(_TITLES[name], rows[:_MOST_ROWS], ", ".join(columns), _NONE[name])
-        for name, columns, rows in list_tables(history)
-    }
-    return [
-        Facts(
-            "In this time",
-            [
-                ("from", format_time(history.since_ms)),
-                ("until", format_time(history.until_ms)),
-                ("messages", history.message_count),
-                ("steps", history.step_count),
-            ],
-        ),
-        *(tables.pop(name) for name in ("groups", "owners", "topics")),
-        *draw_topics(history.samples),
-        *draw_groups(history.samples),
-        *draw_sequencer(history.samples),
-        *tables.values(),
-    ]
-
-
-_TITLES = {
-    "groups": "Groups",
-    "owners": "Who owned what at the end",
-    "topics": "Topics",
-    "handoffs": "Handoffs, newest first",
-    "changes": "Administrative changes, newest first",
-}
-_NONE = {
-    "groups": "There was no group.",
-    "owners": "No partition had an owner.",
-    "topics": "No message came.",
-    "handoffs": "No partition moved.",
-    "changes": "No client changed topics, groups or offsets.",
-}
 
 
 # What was changed, by whom, when.

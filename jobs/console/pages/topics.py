@@ -9,7 +9,7 @@ from lakemq.jobs.commands.topics import list_partitions, list_schemas, list_sett
 from lakemq.jobs.commands.transactions import STATES
 from lakemq.jobs.console.changes import offer_change, read_choice, read_text
 from lakemq.jobs.console.console import Console
-from lakemq.jobs.console.pages.charts import draw_groups, draw_topics, offer_ranges, read_last, read_minutes
+from lakemq.jobs.console.pages.charts import offer_ranges, read_last, read_minutes
 from lakemq.jobs.console.parts import (
     Actions,
     Field,
@@ -25,6 +25,7 @@ from lakemq.jobs.console.parts import (
     make_link,
 )
 from lakemq.jobs.output import format_size
+from lakemq.jobs.reports.history_report import draw_groups, draw_topics
 
 if TYPE_CHECKING:
     from lakemq.engine.client.transactions.operations import TransactionInfo
