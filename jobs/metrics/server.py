@@ -129,19 +129,9 @@ class NamespaceCollector(Collector):
             dropped |= part.dropped
             failed[name] = part.has_failed
         meta = FamilyBuilder()
-        yield meta.gauge(
-            "lakemq_scrape_failed",
-            "1 if this part of the metrics could not be read; the log of the process says why.",
-            ("part",),
-            (((part,), has_failed) for part, has_failed in failed.items()),
-        )
-        yield meta.gauge(
-            "lakemq_scrape_dropped_series",
-            "Series of a metric that are left out, because there are too many.",
-            ("metric",),
-            (((metric,), count) for metric, count in dropped.items()),
-        )
-        yield meta.value("lakemq_scrape_duration_seconds", "How long reading took.", time.monotonic() - started_s)
+        yield meta.make("lakemq_scrape_failed", (((part,), has_failed) for part, has_failed in failed.items()))
+        yield meta.make("lakemq_scrape_dropped_series", (((metric,), count) for metric, count in dropped.items()))
+        yield meta.make("lakemq_scrape_duration_seconds", time.monotonic() - started_s)
 
     def _read_fast_parts(self, build: FamilyBuilder, failed: dict[str, bool]) -> list[Metric]:
         families: list[Metric] = []

@@ -187,11 +187,11 @@ def test_a_port_in_use_is_refused_with_what_to_do(busy: BusyNamespace) -> None:
 
 def test_a_metric_has_a_bounded_number_of_series() -> None:
     build = FamilyBuilder(max_series=10)
-    gauge = build.gauge("lakemq_x", "X.", ("n",), (((n,), n) for n in range(25)))
+    gauge = build.make("lakemq_topic_messages", (((n,), n) for n in range(25)))
     states = build.states("lakemq_s", "S.", "g", ("a", "b"), ((f"g{n}", "a") for n in range(8)))
     assert len(gauge.samples) == 10
     assert len(states.samples) == 10
-    assert build.dropped == {"lakemq_x": 15, "lakemq_s": 6}
+    assert build.dropped == {"lakemq_topic_messages": 15, "lakemq_s": 6}
 
 
 def read_projection(mq: Connection) -> tuple[float, float]:
