@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .spec import BOOL, INT32, INT64, TEXT, TIME, TableSpec, column
+from .spec import BOOL, INT32, INT64, TEXT, TIME, TableSpec, column, optional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +17,9 @@ class GroupRow:
     protocol: str = column(TEXT, "Rebalance protocol: queue, cooperative or classic.")
     state: str = column(TEXT, "Empty, PreparingRebalance, CompletingRebalance, Stable, or Dead (deleted).")
     generation: int = column(INT64, "Grows with every completed rebalance.")
-    leader: str | None = column(TEXT, "The member that joined first.", nullable=True)
+    leader: str | None = optional(TEXT, "The member that joined first.")
     assignor: str = column(TEXT, "The assignor that computed the target.")
-    problem: str | None = column(TEXT, "Why it is not the assignor that was asked for.", nullable=True)
+    problem: str | None = optional(TEXT, "Why it is not the assignor that was asked for.")
     config: str = column(TEXT, "Settings that differ from the defaults, as JSON.")
     group_epoch: int = column(INT64, "Grows with members, subscriptions and partitions.")
     target_epoch: int = column(INT64, "The epoch for which the target was computed.")
@@ -47,16 +47,16 @@ class MemberRow:
     group: str = column(TEXT, "Consumer group.")
     member_id: str = column(TEXT, "Id of the member.")
     number: int = column(INT64, "Order of joining: the first member has the lowest number.")
-    instance_id: str | None = column(TEXT, "group.instance.id of a static member.", nullable=True)
+    instance_id: str | None = optional(TEXT, "group.instance.id of a static member.")
     topics: list[str] = column(pa.list_(TEXT), "Topics that it subscribes to.")
-    pattern: str | None = column(TEXT, "The pattern that matches these topics.", nullable=True)
+    pattern: str | None = optional(TEXT, "The pattern that matches these topics.")
     session_timeout_ms: int = column(INT64, "session.timeout.ms.")
     max_poll_interval_ms: int = column(INT64, "max.poll.interval.ms.")
     auto_offset_reset: str = column(TEXT, "Where it starts while the group has no committed offset.")
     joined_at_ms: int = column(INT64, "Time of joining.")
-    client_id: str | None = column(TEXT, "client_id of the consumer.", nullable=True)
-    host: str | None = column(TEXT, "Name of its machine.", nullable=True)
-    process_id: int | None = column(INT64, "Its process id.", nullable=True)
+    client_id: str | None = optional(TEXT, "client_id of the consumer.")
+    host: str | None = optional(TEXT, "Name of its machine.")
+    process_id: int | None = optional(INT64, "Its process id.")
     assignors: list[str] = column(pa.list_(TEXT), "Assignors that it supports, best first; empty: all.")
     process: str = column(TEXT, "Boot, namespaces, id and start time of its process; empty: not known.")
     removed: bool = column(BOOL, "Whether it left or was lost.")
@@ -79,15 +79,13 @@ class AssignmentRow:
     topic: str = column(TEXT, "Its name.")
     partition: int = column(INT32, "Partition.")
     state: str = column(TEXT, "ready, paused, unassigned or unbound.")
-    owner: str | None = column(TEXT, "Member that consumes the partition.", nullable=True)
-    target: str | None = column(TEXT, "Member that will consume it next.", nullable=True)
+    owner: str | None = optional(TEXT, "Member that consumes the partition.")
+    target: str | None = optional(TEXT, "Member that will consume it next.")
     epoch: int = column(INT64, "The step in which its last owner received it.")
-    start_offset: int | None = column(
-        INT64, "Offset at which that owner started, or the first one will.", nullable=True
-    )
+    start_offset: int | None = optional(INT64, "Offset at which that owner started, or the first one will.")
     since_ms: int = column(INT64, "Time since which it is in this state.")
     reason: str = column(TEXT, "Why it came into this state.")
-    lost_by: str | None = column(TEXT, "Former owner that may return, while it is unbound.", nullable=True)
+    lost_by: str | None = optional(TEXT, "Former owner that may return, while it is unbound.")
     deleted_count: int = column(INT64, "Offsets deleted before the group's first commit.")
     removed: bool = column(BOOL, "Whether it ended, or was deleted with its topic or group.")
 
@@ -110,13 +108,11 @@ class AssignmentMoveRow:
     topic: str = column(TEXT, "Its name.")
     partition: int = column(INT32, "Partition.")
     state: str = column(TEXT, "The new state: ready, paused, unassigned or unbound; gone: no longer the group's.")
-    owner: str | None = column(TEXT, "The new owner.", nullable=True)
-    epoch: int | None = column(INT64, "If ready: the step in which that owner received it.", nullable=True)
-    start_offset: int | None = column(INT64, "If ready: the offset at which that owner started.", nullable=True)
-    acknowledged_ahead: str | None = column(
-        TEXT,
-        "In a queue group: ranges past it that are acknowledged already, as JSON pairs of first offset and count.",
-        nullable=True,
+    owner: str | None = optional(TEXT, "The new owner.")
+    epoch: int | None = optional(INT64, "If ready: the step in which that owner received it.")
+    start_offset: int | None = optional(INT64, "If ready: the offset at which that owner started.")
+    acknowledged_ahead: str | None = optional(
+        TEXT, "In a queue group: ranges past it that are acknowledged already, as JSON pairs of first offset and count."
     )
     reason: str = column(TEXT, "Why it came into this state.")
     redelivered_count: int = column(INT64, "Messages of the former owner that are delivered again.")
@@ -158,14 +154,12 @@ class ConsumerOffsetRow:
     topic: str = column(TEXT, "Its name.")
     partition: int = column(INT32, "Partition.")
     committed_offset: int = column(INT64, "Next offset to consume.")
-    ranges: list[Any] | None = column(
-        RANGES, "In a queue group: the states of messages past it, in order.", nullable=True
-    )
+    ranges: list[Any] | None = optional(RANGES, "In a queue group: the states of messages past it, in order.")
     silent_since_ms: int = column(
         INT64,
         "In a queue group: time since which its owner holds messages without acknowledging any; 0: it holds none.",
     )
-    metadata: str | None = column(TEXT, "Text that the consumer committed with it.", nullable=True)
+    metadata: str | None = optional(TEXT, "Text that the consumer committed with it.")
     committed_at_ms: int = column(INT64, "Time of the commit.")
     deleted_count: int = column(INT64, "Offsets deleted before the group had consumed them.")
     expired_count: int = column(INT64, "In a queue group: messages that expired before they were delivered.")
@@ -191,15 +185,15 @@ _RATE = pa.float64()
 @dataclass(frozen=True, kw_only=True)
 class GroupStateRow:
     group: str = column(TEXT, "Consumer group.")
-    protocol: str | None = column(TEXT, "Rebalance protocol; null: it never had members.", nullable=True)
+    protocol: str | None = optional(TEXT, "Rebalance protocol; null: it never had members.")
     state: str = column(TEXT, "Empty, PreparingRebalance, CompletingRebalance or Stable.")
     members: int = column(INT64, "Members.")
     partitions: int = column(INT64, "Partitions that it shares, or has committed offsets for.")
     lag: int = column(INT64, "Offsets that it has not consumed, over all partitions.")
     unacknowledged: int = column(INT64, "Messages of a queue group that members have and have not acknowledged.")
     delay_left_ms: int = column(INT64, "How much longer it waits for lost or new members; 0: it does not wait.")
-    consumption_rate: float | None = column(
-        _RATE, "Offsets per second that it got done with in the last minute; null: not known.", nullable=True
+    consumption_rate: float | None = optional(
+        _RATE, "Offsets per second that it got done with in the last minute; null: not known."
     )
     waits_for: list[str] = column(pa.list_(TEXT), "What holds it up, as sentences: those of group_waits.")
 
@@ -208,10 +202,10 @@ class GroupStateRow:
 class GroupWaitRow:
     group: str = column(TEXT, "Consumer group.")
     cause: str = column(TEXT, "The kind of the wait, such as open transaction or no heartbeat.")
-    member_id: str | None = column(TEXT, "The member that is in the way; null for a transaction.", nullable=True)
-    topic: str | None = column(TEXT, "Topic of the message that is in the way.", nullable=True)
-    partition: int | None = column(INT32, "Its partition.", nullable=True)
-    offset: int | None = column(INT64, "Its offset.", nullable=True)
+    member_id: str | None = optional(TEXT, "The member that is in the way; null for a transaction.")
+    topic: str | None = optional(TEXT, "Topic of the message that is in the way.")
+    partition: int | None = optional(INT32, "Its partition.")
+    offset: int | None = optional(INT64, "Its offset.")
     since: datetime = column(
         TIME, "The last heartbeat, poll or acknowledgement of the member, or when the transaction began."
     )
@@ -224,21 +218,19 @@ class GroupWaitRow:
 class MemberStateRow:
     group: str = column(TEXT, "Consumer group.")
     member_id: str = column(TEXT, "Id of the member.")
-    instance_id: str | None = column(TEXT, "group.instance.id of a static member.", nullable=True)
-    host: str | None = column(TEXT, "Name of its machine.", nullable=True)
-    process_id: int | None = column(INT64, "Its process id.", nullable=True)
+    instance_id: str | None = optional(TEXT, "group.instance.id of a static member.")
+    host: str | None = optional(TEXT, "Name of its machine.")
+    process_id: int | None = optional(INT64, "Its process id.")
     partitions: list[str] = column(pa.list_(TEXT), "What it has, as topic-partition.")
-    last_heartbeat: datetime | None = column(
-        TIME, "Its last heartbeat if that is overdue; null: in time.", nullable=True
-    )
-    last_poll: datetime | None = column(TIME, "Its last poll if that is long ago; null: it is not.", nullable=True)
+    last_heartbeat: datetime | None = optional(TIME, "Its last heartbeat if that is overdue; null: in time.")
+    last_poll: datetime | None = optional(TIME, "Its last poll if that is long ago; null: it is not.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequencerRow:
     sequencer: str = column(TEXT, "Name of the sequencer.")
     role: str = column(TEXT, "leader, dead (a leader that has ended without handing over) or standby.")
-    epoch: int | None = column(INT64, "Epoch of the leader's lease; null for a standby.", nullable=True)
+    epoch: int | None = optional(INT64, "Epoch of the leader's lease; null for a standby.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,10 +239,10 @@ class CutKeysRow:
     topic: str = column(TEXT, "Topic.")
     partition: int = column(INT32, "Partition.")
     from_member: str = column(TEXT, "The former owner.")
-    to_member: str | None = column(TEXT, "The next owner; null: none yet.", nullable=True)
+    to_member: str | None = optional(TEXT, "The next owner; null: none yet.")
     began_at: datetime = column(TIME, "When the partition left the former owner.")
-    cut_keys: int | None = column(
-        INT64, "Keys with messages that both acknowledged; null: no next owner, or messages are deleted.", nullable=True
+    cut_keys: int | None = optional(
+        INT64, "Keys with messages that both acknowledged; null: no next owner, or messages are deleted."
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .spec import INT32, INT64, TEXT, TableSpec, column
+from .spec import INT32, INT64, TEXT, TableSpec, column, optional
 from .topics import SEGMENT_STRUCT
 
 
@@ -19,10 +19,8 @@ class JournalRow:
     kind: str = column(TEXT, "Kind of decision: produced, topic_created, answered, ...")
     subject: str = column(TEXT, "Subject of the decision: a topic, a producer id, a client id.")
     decision: str = column(TEXT, "The decision as JSON, without the segments.")
-    segments: list[Any] | None = column(
-        pa.list_(SEGMENT_STRUCT), "Segments decided by a produce, as columns.", nullable=True
-    )
-    request_id: str | None = column(TEXT, "The letter with the request: client id / number.", nullable=True)
+    segments: list[Any] | None = optional(pa.list_(SEGMENT_STRUCT), "Segments decided by a produce, as columns.")
+    request_id: str | None = optional(TEXT, "The letter with the request: client id / number.")
     decided_at_ms: int = column(INT64, "The sequencer's time of the decision, which never goes back.")
     leader_epoch: int = column(INT64, "Epoch of the sequencer that decided.")
     format_version: int = column(INT32, "Version of the decision's format.")
@@ -49,26 +47,18 @@ class SampleRow:
         TEXT, "The topic; empty in the row of the sequencer, and in that of a group with overdue members."
     )
     group: str = column(TEXT, "The group that reads the topic; empty in the topic's own row.")
-    offsets: int | None = column(
-        INT64,
-        "Topic: offsets given out so far. Group: those that it is done with. Null: it does not exist any more.",
-        nullable=True,
+    offsets: int | None = optional(
+        INT64, "Topic: offsets given out so far. Group: those that it is done with. Null: it does not exist any more."
     )
-    lag: int | None = column(INT64, "Group: offsets that are left for it at the end of the minute.", nullable=True)
-    steps: int | None = column(
-        INT64,
-        "Sequencer: steps decided in the minute, without renewals. 0: none came for longer than the lease.",
-        nullable=True,
+    lag: int | None = optional(INT64, "Group: offsets that are left for it at the end of the minute.")
+    steps: int | None = optional(
+        INT64, "Sequencer: steps decided in the minute, without renewals. 0: none came for longer than the lease."
     )
-    step_p50_ms: int | None = column(INT64, "Sequencer: how long half of its steps took at most.", nullable=True)
-    step_p99_ms: int | None = column(
-        INT64,
-        "Sequencer: how long 99 of 100 steps took at most. Where `steps` is 0: how long none came.",
-        nullable=True,
+    step_p50_ms: int | None = optional(INT64, "Sequencer: how long half of its steps took at most.")
+    step_p99_ms: int | None = optional(
+        INT64, "Sequencer: how long 99 of 100 steps took at most. Where `steps` is 0: how long none came."
     )
-    late_ms: int | None = column(
-        INT64, "Sequencer: how late a delayed message was released in the minute at most.", nullable=True
-    )
+    late_ms: int | None = optional(INT64, "Sequencer: how late a delayed message was released in the minute at most.")
 
 
 SAMPLES = TableSpec(

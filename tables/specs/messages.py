@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from .spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, TableSpec, column
+from .spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, TableSpec, column, optional
 
 HEADERS = pa.list_(pa.struct([pa.field("key", TEXT), pa.field("value", BINARY)]))
 # the range of timestamps: years that Spark and Delta read reliably
@@ -35,16 +35,12 @@ class MessageRow:
     row: int = column(INT64, "Number of the row in its file, from 0.")
     topic: str = column(TEXT, "Destination it was published to; the topic is that of its segment.")
     partition: int = column(INT32, "Partition by the hash of the key; negative for a rejected row.")
-    key: bytes | None = column(BINARY, "Key, or null.", nullable=True)
-    value: bytes | None = column(BINARY, "Payload; null is a tombstone.", nullable=True)
-    headers: list[Any] | None = column(HEADERS, "Headers, in the sender's order.", nullable=True)
+    key: bytes | None = optional(BINARY, "Key, or null.")
+    value: bytes | None = optional(BINARY, "Payload; null is a tombstone.")
+    headers: list[Any] | None = optional(HEADERS, "Headers, in the sender's order.")
     timestamp: Any = column(TIME, "The producer's time.")
-    deliver_at: Any = column(TIME, "Earliest time of delivery, or null.", nullable=True)
-    ttl_ms: int | None = column(
-        INT64,
-        "Time to live, counted from its arrival in the log; null: the topic's ttl.ms.",
-        nullable=True,
-    )
+    deliver_at: Any = optional(TIME, "Earliest time of delivery, or null.")
+    ttl_ms: int | None = optional(INT64, "Time to live, counted from its arrival in the log; null: the topic's ttl.ms.")
 
 
 MESSAGES = TableSpec(
@@ -105,22 +101,20 @@ class FinalMessageRow:
     offset: int = column(INT64, "Offset within the partition.")
     timestamp: Any = column(TIME, "The producer's time, or that of its step, as timestamp_type says.")
     timestamp_type: str = column(TEXT, "CreateTime or LogAppendTime.")
-    key: bytes | None = column(BINARY, "Key, or null.", nullable=True)
-    value: bytes | None = column(BINARY, "Payload; null is a tombstone.", nullable=True)
-    headers: list[Any] | None = column(HEADERS, "Headers, in the sender's order.", nullable=True)
-    producer_id: int | None = column(INT64, "The idempotent producer.", nullable=True)
-    producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
-    sequence: int | None = column(INT64, "Its sequence number.", nullable=True)
+    key: bytes | None = optional(BINARY, "Key, or null.")
+    value: bytes | None = optional(BINARY, "Payload; null is a tombstone.")
+    headers: list[Any] | None = optional(HEADERS, "Headers, in the sender's order.")
+    producer_id: int | None = optional(INT64, "The idempotent producer.")
+    producer_epoch: int | None = optional(INT32, "Its epoch.")
+    sequence: int | None = optional(INT64, "Its sequence number.")
     transactional: bool = column(BOOL, "Whether it belonged to a transaction.")
     origin: str = column(TEXT, "publish, delay, dead_letter or redrive.")
-    dead_letter: str | None = column(TEXT, "Dead letters: their cause, as JSON; see `segments`.", nullable=True)
-    source_offset: int | None = column(INT64, "Dead letters: offset in the source.", nullable=True)
-    decided_at: Any = column(TIME, "If origin is not publish: the time of its step.", nullable=True)
-    expires_at: Any = column(TIME, "When its time to live ends, or null.", nullable=True)
-    ttl_ms: int | None = column(
-        INT64,
-        "Its time to live, or null. -1: compaction has emptied the message, and no reader shows it.",
-        nullable=True,
+    dead_letter: str | None = optional(TEXT, "Dead letters: their cause, as JSON; see `segments`.")
+    source_offset: int | None = optional(INT64, "Dead letters: offset in the source.")
+    decided_at: Any = optional(TIME, "If origin is not publish: the time of its step.")
+    expires_at: Any = optional(TIME, "When its time to live ends, or null.")
+    ttl_ms: int | None = optional(
+        INT64, "Its time to live, or null. -1: compaction has emptied the message, and no reader shows it."
     )
 
 
@@ -165,13 +159,13 @@ def parse_final_file_id(path: str) -> int:
 @dataclass(frozen=True, kw_only=True)
 class InboxRow:
     topic: str = column(TEXT, "Topic or destination.")
-    key: bytes | None = column(BINARY, "Key, or null.", nullable=True)
-    value: bytes | None = column(BINARY, "Payload.", nullable=True)
-    headers: list[Any] | None = column(HEADERS, "Headers, or null.", nullable=True)
-    timestamp: Any = column(TIME, "Time of the message; null: the time when it is drained.", nullable=True)
-    deliver_at: Any = column(TIME, "Deliver the message no earlier than this; null: at once.", nullable=True)
-    delay_ms: int | None = column(INT64, "Or deliver it this long after it is drained; null: at once.", nullable=True)
-    ttl_ms: int | None = column(INT64, "Time to live; null: the topic's.", nullable=True)
+    key: bytes | None = optional(BINARY, "Key, or null.")
+    value: bytes | None = optional(BINARY, "Payload.")
+    headers: list[Any] | None = optional(HEADERS, "Headers, or null.")
+    timestamp: Any = optional(TIME, "Time of the message; null: the time when it is drained.")
+    deliver_at: Any = optional(TIME, "Deliver the message no earlier than this; null: at once.")
+    delay_ms: int | None = optional(INT64, "Or deliver it this long after it is drained; null: at once.")
+    ttl_ms: int | None = optional(INT64, "Time to live; null: the topic's.")
 
 
 INBOX = TableSpec(
@@ -229,7 +223,7 @@ class DelayedRow:
     partition: int = column(INT32, "Partition of the rows.")
     due_hour: int = column(INT64, "Hour in which all rows are due, in hours since 1970.")
     file_id: int = column(INT64, "Data file.")
-    footer_hash: int | None = column(INT64, "Hash of the file's footer, as in segments.", nullable=True)
+    footer_hash: int | None = optional(INT64, "Hash of the file's footer, as in segments.")
     first_row: int = column(INT64, "First row of the range.")
     reschedules: int = column(INT64, "How often its row was rescheduled; 0: never.")
     record_count: int = column(INT64, "Number of rows, in order of due time.")
@@ -238,26 +232,24 @@ class DelayedRow:
     min_timestamp_ms: int = column(INT64, "Smallest message timestamp.")
     max_timestamp_ms: int = column(INT64, "Largest message timestamp.")
     has_ttl: bool = column(BOOL, "Whether some rows have their own time to live.")
-    producer_id: int | None = column(INT64, "The idempotent producer, while rows wait.", nullable=True)
-    producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
-    transactional_id: str | None = column(TEXT, "Id of the transaction, while it is open.", nullable=True)
-    scheduled_step: int | None = column(INT64, "The step that accepted the rows, while they wait.", nullable=True)
-    position: int | None = column(INT32, "Order among the ranges of scheduled_step.", nullable=True)
+    producer_id: int | None = optional(INT64, "The idempotent producer, while rows wait.")
+    producer_epoch: int | None = optional(INT32, "Its epoch.")
+    transactional_id: str | None = optional(TEXT, "Id of the transaction, while it is open.")
+    scheduled_step: int | None = optional(INT64, "The step that accepted the rows, while they wait.")
+    position: int | None = optional(INT32, "Order among the ranges of scheduled_step.")
     waiting_count: int = column(INT64, "Number of rows that wait.")
     released_count: int = column(INT64, "Rows from the first on that are released, cancelled ones included.")
-    cancelled_rows: list[int] | None = column(
-        pa.list_(INT64), "Cancelled or rescheduled rows, as numbers within the range.", nullable=True
+    cancelled_rows: list[int] | None = optional(
+        pa.list_(INT64), "Cancelled or rescheduled rows, as numbers within the range."
     )
-    rescheduled_rows: list[int] | None = column(
-        pa.list_(INT64), "Rescheduled rows among them, which have a range of their own.", nullable=True
+    rescheduled_rows: list[int] | None = optional(
+        pa.list_(INT64), "Rescheduled rows among them, which have a range of their own."
     )
     state: str = column(
         TEXT, "open, waiting, or the outcome of its last rows: released, cancelled, rescheduled, aborted."
     )
     changed_at_ms: int = column(INT64, "Time of the last change of state, or of a step soon after it.")
-    changed_by: str | None = column(
-        TEXT, "The request that changed it, client id / number; null: its due time came.", nullable=True
-    )
+    changed_by: str | None = optional(TEXT, "The request that changed it, client id / number; null: its due time came.")
     removed: bool = column(BOOL, "Whether no row waits any more. The entry is deleted after delay.history.ms.")
 
 
@@ -283,15 +275,15 @@ class ScheduleRow:
     cron: str = column(TEXT, "Cron expression of five fields.")
     time_zone: str = column(TEXT, "IANA time zone in which the expression holds.")
     missed: str = column(TEXT, "once or skip: what happens to occurrences that could not be published.")
-    key: bytes | None = column(BINARY, "Key of its messages, or null.", nullable=True)
-    value: bytes | None = column(BINARY, "Their payload.", nullable=True)
+    key: bytes | None = optional(BINARY, "Key of its messages, or null.")
+    value: bytes | None = optional(BINARY, "Their payload.")
     headers: list[Any] = column(HEADERS, "Their headers, without the two that each occurrence adds.")
     next_at_ms: int = column(
         INT64, "Its first occurrence that is not decided. While it is paused, this one is past or waits."
     )
-    last_at_ms: int | None = column(INT64, "The last occurrence that was published; null: none yet.", nullable=True)
+    last_at_ms: int | None = optional(INT64, "The last occurrence that was published; null: none yet.")
     state: str = column(TEXT, "active or paused.")
-    reason: str | None = column(TEXT, "Why it is paused.", nullable=True)
+    reason: str | None = optional(TEXT, "Why it is paused.")
     removed: bool = column(BOOL, "Whether it was deleted, or its topic.")
 
 

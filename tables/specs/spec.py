@@ -23,10 +23,14 @@ INT32, INT64, TEXT, BINARY, BOOL = pa.int32(), pa.int64(), pa.string(), pa.binar
 TIME = pa.timestamp("us", tz="UTC")
 
 
-def column(type: pa.DataType, comment: str, *, nullable: bool = False) -> Any:
-    """Declare a field of a row class: its Arrow type, its comment, and whether it may be null (default None)."""
-    metadata = {"type": type, "comment": comment, "nullable": nullable}
-    return field(default=None, metadata=metadata) if nullable else field(metadata=metadata)
+def column(type: pa.DataType, comment: str) -> Any:
+    """Declare a field of a row class, which is never null: its Arrow type, and its comment."""
+    return field(metadata={"type": type, "comment": comment, "nullable": False})
+
+
+def optional(type: pa.DataType, comment: str) -> Any:
+    """Declare a field that may be null, and is by default."""
+    return field(default=None, metadata={"type": type, "comment": comment, "nullable": True})
 
 
 @dataclass(frozen=True)

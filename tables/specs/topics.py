@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from .groups import RANGES
-from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
+from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column, optional
 
 OPEN_TRANSACTIONS = pa.list_(pa.struct([pa.field("producer_id", INT64), pa.field("first_offset", INT64)]))
 
@@ -49,10 +49,8 @@ class PartitionRow:
     high_watermark: int = column(INT64, "Offset of the next message.")
     last_stable_offset: int = column(INT64, "End of read_committed: the start of the first open transaction.")
     final_offset: int = column(INT64, "End of what is in final_messages.")
-    redrives: list[Any] | None = column(
-        RANGES,
-        "Dead letters of a dead-letter topic: to be sent back (dying), or sent back or purged (acknowledged).",
-        nullable=True,
+    redrives: list[Any] | None = optional(
+        RANGES, "Dead letters of a dead-letter topic: to be sent back (dying), or sent back or purged (acknowledged)."
     )
     state: str = column(TEXT, "active, draining or ended.")
     open_transactions: list[Any] = column(
@@ -100,52 +98,41 @@ class SegmentRow:
     base_offset: int = column(INT64, "Offset of the first row.")
     record_count: int = column(INT64, "Number of offsets of the segment, or of messages of a final range.")
     last_offset: int = column(INT64, "Offset of the last row; lets readers skip files at both ends.")
-    file_id: int | None = column(INT64, "The data file, as in its column file_id.", nullable=True)
-    footer_hash: int | None = column(
-        INT64, "Identifies the file for a fetch: xxHash64 of its Parquet footer, seeded with its size.", nullable=True
+    file_id: int | None = optional(INT64, "The data file, as in its column file_id.")
+    footer_hash: int | None = optional(
+        INT64, "Identifies the file for a fetch: xxHash64 of its Parquet footer, seeded with its size."
     )
-    first_row: int | None = column(
-        INT64,
-        "Row of the file that has the base offset; with final and final_pending the first message.",
-        nullable=True,
+    first_row: int | None = optional(
+        INT64, "Row of the file that has the base offset; with final and final_pending the first message."
     )
-    file_partition: int | None = column(
-        INT32,
-        "Column partition of these rows in the file; file_id + file_partition is the join key.",
-        nullable=True,
+    file_partition: int | None = optional(
+        INT32, "Column partition of these rows in the file; file_id + file_partition is the join key."
     )
-    min_timestamp_ms: int | None = column(INT64, "Smallest message timestamp.", nullable=True)
-    max_timestamp_ms: int | None = column(INT64, "Largest message timestamp.", nullable=True)
-    append_time_ms: int | None = column(
-        INT64, "With message.timestamp.type LogAppendTime: the timestamp of all its messages.", nullable=True
+    min_timestamp_ms: int | None = optional(INT64, "Smallest message timestamp.")
+    max_timestamp_ms: int | None = optional(INT64, "Largest message timestamp.")
+    append_time_ms: int | None = optional(
+        INT64, "With message.timestamp.type LogAppendTime: the timestamp of all its messages."
     )
-    decided_at_ms: int | None = column(
-        INT64,
-        "If origin is not publish: the time of its step, from which the age of its messages counts.",
-        nullable=True,
+    decided_at_ms: int | None = optional(
+        INT64, "If origin is not publish: the time of its step, from which the age of its messages counts."
     )
-    ttl_from_ms: int | None = column(
-        INT64, "If messages may expire: the time of its step, from which their time to live counts.", nullable=True
+    ttl_from_ms: int | None = optional(
+        INT64, "If messages may expire: the time of its step, from which their time to live counts."
     )
-    ttl_ms: int | None = column(
+    ttl_ms: int | None = optional(
         INT64,
         "The time to live of messages that have none of their own. -1: none, and compaction may have emptied some.",
-        nullable=True,
     )
-    producer_id: int | None = column(INT64, "The idempotent producer.", nullable=True)
-    producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
-    base_sequence: int | None = column(INT64, "Its sequence number of the first row.", nullable=True)
+    producer_id: int | None = optional(INT64, "The idempotent producer.")
+    producer_epoch: int | None = optional(INT32, "Its epoch.")
+    base_sequence: int | None = optional(INT64, "Its sequence number of the first row.")
     transactional: bool = column(BOOL, "Whether it belongs to a transaction.")
     origin: str = column(TEXT, "publish, delay, dead_letter or redrive.")
-    first_offset: int | None = column(
-        INT64, "Markers: first offset of the transaction in this partition.", nullable=True
+    first_offset: int | None = optional(INT64, "Markers: first offset of the transaction in this partition.")
+    dead_letter: str | None = optional(
+        TEXT, "Dead letters, as JSON: source topic and partition, group, reason, error and delivery_count."
     )
-    dead_letter: str | None = column(
-        TEXT,
-        "Dead letters, as JSON: source topic and partition, group, reason, error and delivery_count.",
-        nullable=True,
-    )
-    source_offset: int | None = column(INT64, "Dead letters: offset of the first row in the source.", nullable=True)
+    source_offset: int | None = optional(INT64, "Dead letters: offset of the first row in the source.")
 
 
 SEGMENTS = TableSpec(

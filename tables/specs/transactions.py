@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
+from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column, optional
 
 STATES = "Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort or Dead."
 
@@ -67,13 +67,13 @@ class TransactionalIdRow:
     producer_epoch: int = column(INT32, "Its epoch, for its open or its next transaction.")
     state: str = column(TEXT, STATES)
     timeout_ms: int = column(INT64, "transaction.timeout.ms of the producer.")
-    started_at_ms: int | None = column(INT64, "Start time of the open transaction.", nullable=True)
+    started_at_ms: int | None = optional(INT64, "Start time of the open transaction.")
     partitions: list[Any] = column(PLACES, "Partitions that the open transaction has written to.")
     offsets: list[Any] = column(OFFSETS, "Offsets of groups that it commits.")
     acknowledged: list[Any] = column(ACKNOWLEDGED, "Messages of queue groups that it acknowledges.")
     part_count: int = column(INT64, "Number of its publishes and of groups with offsets.")
-    error: str | None = column(TEXT, "Why it can only be aborted.", nullable=True)
-    ended: Any | None = column(ENDED, "The previous transaction, and its outcome.", nullable=True)
+    error: str | None = optional(TEXT, "Why it can only be aborted.")
+    ended: Any | None = optional(ENDED, "The previous transaction, and its outcome.")
     batch_id: int = column(INT64, "The last committed micro-batch of a stream; -1 before the first.")
     seen_at_ms: int = column(INT64, "Time of its producer's last request.")
     removed: bool = column(BOOL, "Whether it has expired.")
@@ -98,16 +98,14 @@ class TransactionRow:
     producer_epoch: int = column(INT32, "Its epoch.")
     state: str = column(TEXT, STATES)
     timeout_ms: int = column(INT64, "transaction.timeout.ms of the producer.")
-    started_at_ms: int | None = column(
-        INT64, "Time of the transaction's first publish or offset commit.", nullable=True
-    )
+    started_at_ms: int | None = optional(INT64, "Time of the transaction's first publish or offset commit.")
     updated_at_ms: int = column(INT64, "Time of this transition.")
     topics: list[str] = column(pa.list_(TEXT), "Partitions that it wrote to, as topic-partition.")
     groups: list[str] = column(pa.list_(TEXT), "Groups whose offsets it commits.")
-    reason: str | None = column(
-        TEXT, "Why it ended: producer, timeout, fenced (by the id's next producer) or operator.", nullable=True
+    reason: str | None = optional(
+        TEXT, "Why it ended: producer, timeout, fenced (by the id's next producer) or operator."
     )
-    batch_id: int | None = column(INT64, "Micro-batch of a stream that it commits.", nullable=True)
+    batch_id: int | None = optional(INT64, "Micro-batch of a stream that it commits.")
 
 
 TRANSACTIONS = TableSpec(

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from obstore.store import LocalStore
 
-from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column
+from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column, optional
 from lakemq.tables.storage.delta.commits import NewFile
 from lakemq.tables.storage.object_stores.files import LocalFiles, ObjectFiles
 
@@ -17,7 +17,7 @@ from lakemq.tables.storage.object_stores.files import LocalFiles, ObjectFiles
 @dataclass(frozen=True, kw_only=True)
 class NoteRow:
     step: int = column(INT64, "When.")
-    name: str | None = column(TEXT, "Who.", nullable=True)
+    name: str | None = optional(TEXT, "Who.")
 
 
 NOTES = TableSpec(
