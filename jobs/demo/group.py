@@ -22,7 +22,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.jobs.demo.checks import DEPARTURE, Check, CheckFailed, Stage, check, check_key_order, parse_flights
+from lakemq.jobs.demo.checks import Check, CheckFailed, Stage, check, parse_flights
 
 SOURCE, TARGET, GROUP = "flights", "alerts", "delay-alerts"
 DELAY_MINUTES = 60
@@ -154,34 +154,6 @@ def raise_alerts(mq: Connection, stage: Stage) -> Team:
 def owner_name(member_id: str | None) -> str:
     """Return the name of a member: its id begins with it."""
     return (member_id or "nobody").partition("-")[0]
-
-
-def check_alerts(alerts: pa.Table, flights: pa.Table, lag: int, transactions: pa.Table) -> list[Check]:
-    """Check that each long delay is one alert.
-
-    alerts: the messages; flights: from `parse_flights`; lag: of the group; transactions: transactional_id, state and
-    reason of each that has ended.
-    """
-    columns = flights.drop_columns(["partition", "offset"]).schema
-    raised, late = parse_flights(alerts, columns), flights.filter(pc.field("arr_delay") > DELAY_MINUTES)
-    order = [(name, "ascending") for name in (*DEPARTURE, "tailnum")]
-    same = raised.select(columns.names).sort_by(order).equals(late.select(columns.names).sort_by(order))
-    aborted = [row for row in transactions.to_pylist() if row["state"] == "CompleteAbort"]
-    fenced = [row["transactional_id"] for row in aborted if row["reason"] == "fenced"]
-    return [
-        check("The group has read every flight", lag == 0, f"{lag} of {flights.num_rows:,} left"),
-        check(
-            "Every long delay is an alert, exactly once, though a process was killed",
-            same,
-            f"{alerts.num_rows:,} alerts for {late.num_rows:,} delays over {DELAY_MINUTES} minutes",
-        ),
-        check(
-            "The transaction of the killed process was aborted when the process came back",
-            f"{TARGET}-{KILLED}" in fenced,
-            f"{transactions.num_rows - len(aborted)} transactions committed, {len(aborted)} aborted",
-        ),
-        check_key_order(TARGET, raised),
-    ]
 
 
 # Reminders of departures are delayed messages, on a clock that runs 100,000 times faster than the flights' own.

@@ -67,7 +67,7 @@ def build_report(
 
 def _draw_periods(title: str, rows: Sequence[Mapping[str, Any]]) -> list[Part]:
     return draw_owners(
-        title, rows, min(row["since"] for row in rows), max(row["until"] or row["since"] for row in rows)
+        title.rstrip("?"), rows, min(row["since"] for row in rows), max(row["until"] or row["since"] for row in rows)
     )
 
 
