@@ -58,6 +58,13 @@ VIEW_COLUMNS: dict[str, str] = {
 }
 
 
+def _current(table: str, *keys: str) -> str:
+    """Return the rows of a changelog that hold now: the newest of each key, unless that is removed."""
+    by = ", ".join(f"g.{key}" for key in keys)
+    newest = f"SELECT *, row_number() OVER (PARTITION BY {by} ORDER BY step DESC) AS age FROM {{database}}.{table} g"
+    return f"(\n  SELECT * FROM (\n    {newest}\n  ) n\n  WHERE n.age = 1 AND NOT n.removed\n)"
+
+
 # Views of the log: messages with their offsets, and dead letters with their causes.
 
 
@@ -150,10 +157,7 @@ SELECT t.topic, t.partition_count AS partitions, CAST(coalesce(sum(l.records), 0
        CAST(coalesce(sum(l.recent), 0) AS DOUBLE) / {RATE_MS / 1000:g} AS records_per_s,
        timestamp_millis(min(l.first_ms)) AS first_timestamp, timestamp_millis(max(l.last_ms)) AS last_timestamp,
        t.config
-FROM (
-  SELECT *, row_number() OVER (PARTITION BY topic_id ORDER BY step DESC) AS age
-  FROM {{database}}.topics
-) t
+FROM {_current("topics", "topic_id")} t
 LEFT JOIN (
   SELECT s.topic_id, s.records, s.min_timestamp_ms AS first_ms, s.max_timestamp_ms AS last_ms,
          CASE WHEN s.is_committed THEN s.records ELSE 0 END AS committed,
@@ -173,34 +177,22 @@ LEFT JOIN (
   ) s
 ) l
   ON l.topic_id = t.topic_id
-WHERE t.age = 1 AND NOT t.removed
 GROUP BY t.topic, t.partition_count, t.config"""
 
-_LIVE_PRODUCERS = """\
+_LIVE_PRODUCERS = f"""\
 SELECT p.producer_id, p.producer_epoch, t.transactional_id, t.state, timestamp_millis(p.seen_at_ms) AS seen_at,
        array_size(p.units) AS recent_batches
-FROM (
-  SELECT *, row_number() OVER (PARTITION BY producer_id ORDER BY step DESC) AS age
-  FROM {database}.producers
-) p
-LEFT JOIN (
-  SELECT *, row_number() OVER (PARTITION BY transactional_id ORDER BY step DESC) AS age
-  FROM {database}.transactional_ids
-) t
-  ON t.producer_id = p.producer_id AND t.age = 1 AND NOT t.removed
-WHERE p.age = 1 AND NOT p.removed"""
+FROM {_current("producers", "producer_id")} p
+LEFT JOIN {_current("transactional_ids", "transactional_id")} t
+  ON t.producer_id = p.producer_id"""
 
 # All versions of all schemas. The newest one is in force, unless the topic's setting `schema` is empty now.
-_TOPIC_SCHEMAS = """\
+_TOPIC_SCHEMAS = f"""\
 SELECT t.topic, t.listed.version AS version, t.listed.type AS type, t.listed.schema AS schema, t.listed.step AS step,
        t.newest = t.listed.version AND t.config LIKE '%"schema":%' AND NOT t.config LIKE '%"schema":""%' AS in_force
 FROM (
   SELECT n.topic, n.config, array_size(n.schemas) AS newest, explode_outer(n.schemas) AS listed
-  FROM (
-    SELECT *, row_number() OVER (PARTITION BY topic_id ORDER BY step DESC) AS age
-    FROM {database}.topics
-  ) n
-  WHERE n.age = 1 AND NOT n.removed
+  FROM {_current("topics", "topic_id")} n
 ) t
 WHERE t.listed IS NOT NULL"""
 
@@ -257,7 +249,7 @@ _TRANSACTIONS_VIEWS: dict[str, str] = {
 # Every partition of a group with its committed offset, or before the first commit with its start offset. A row of
 # `consumer_offsets` also holds the ranges that a queue group has acknowledged past its committed offset. Elsewhere
 # engine/namespace/progress.py counts the lag; a test compares the two.
-_CONSUMER_LAG = """\
+_CONSUMER_LAG = f"""\
 SELECT c.group, c.topic, c.partition, c.committed_offset, c.next_offset, c.counted_from, c.last_stable_offset,
        c.high_watermark,
        greatest(c.high_watermark - c.next_offset, 0)
@@ -278,30 +270,12 @@ FROM (
            coalesce(o.topic, a.topic) AS topic, coalesce(o.partition, a.partition) AS partition, o.committed_offset,
            a.start_offset, coalesce(o.deleted_count, 0) + coalesce(a.deleted_count, 0) AS deleted, o.committed_at_ms,
            o.metadata, o.ranges
-    FROM (
-      SELECT *
-      FROM (
-        SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step DESC) AS age
-        FROM {database}.consumer_offsets g
-      ) n
-      WHERE n.age = 1 AND NOT n.removed
-    ) o
-    FULL OUTER JOIN (
-      SELECT *
-      FROM (
-        SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step DESC) AS age
-        FROM {database}.assignments g
-      ) n
-      WHERE n.age = 1 AND NOT n.removed
-    ) a
+    FROM {_current("consumer_offsets", "group", "topic_id", "partition")} o
+    FULL OUTER JOIN {_current("assignments", "group", "topic_id", "partition")} a
       ON a.group = o.group AND a.topic_id = o.topic_id AND a.partition = o.partition
   ) g
-  JOIN (
-    SELECT *, row_number() OVER (PARTITION BY topic_id, partition ORDER BY step DESC) AS age
-    FROM {database}.partitions
-  ) p
+  JOIN {_current("partitions", "topic_id", "partition")} p
     ON p.topic_id = g.topic_id AND p.partition = g.partition
-  WHERE p.age = 1 AND NOT p.removed
 ) c
 GROUP BY c.group, c.topic, c.partition, c.committed_offset, c.next_offset, c.counted_from, c.last_stable_offset,
          c.high_watermark, c.deleted, c.committed_at_ms, c.metadata"""
@@ -314,24 +288,16 @@ FROM (
 ) l
 GROUP BY l.group, l.topic"""
 
-_GROUP_MEMBERS = """\
+_GROUP_MEMBERS = f"""\
 SELECT m.group, m.member_id, m.instance_id, m.client_id, m.host, m.process_id, m.topics, m.pattern,
        m.assignors,
        timestamp_millis(m.joined_at_ms) AS joined_at
-FROM (
-  SELECT *, row_number() OVER (PARTITION BY g.group, member_id ORDER BY step DESC) AS age
-  FROM {database}.members g
-) m
-WHERE m.age = 1 AND NOT m.removed"""
+FROM {_current("members", "group", "member_id")} m"""
 
-_GROUP_ASSIGNMENTS = """\
+_GROUP_ASSIGNMENTS = f"""\
 SELECT a.group, a.topic, a.partition, a.state, a.owner, a.target, a.lost_by, a.epoch, a.start_offset,
        timestamp_millis(a.since_ms) AS since, a.reason
-FROM (
-  SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step DESC) AS age
-  FROM {database}.assignments g
-) a
-WHERE a.age = 1 AND NOT a.removed"""
+FROM {_current("assignments", "group", "topic_id", "partition")} a"""
 
 _ASSIGNMENT_HISTORY = """\
 SELECT m.group, m.topic, m.partition, m.state, m.owner, m.epoch, timestamp_millis(m.moved_at_ms) AS since,
@@ -465,14 +431,11 @@ _DELAYS_VIEWS: dict[str, str] = {
 # Schedules of recurring messages.
 
 
-_CURRENT_SCHEDULES = """\
+_CURRENT_SCHEDULES = f"""\
 SELECT name, topic, cron, time_zone, missed, state, reason,
        CASE WHEN state = 'active' THEN timestamp_millis(next_at_ms) END AS next_at,
        timestamp_millis(last_at_ms) AS last_at, key, value, headers
-FROM (
-  SELECT *, row_number() OVER (PARTITION BY name ORDER BY step DESC) AS age FROM {database}.schedules
-) s
-WHERE age = 1 AND NOT removed"""
+FROM {_current("schedules", "name")} s"""
 
 
 VIEWS: dict[str, str] = {
