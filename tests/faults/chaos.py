@@ -19,7 +19,7 @@ from typing import Any
 from faults import chaos_checks
 from faults.chaos_children import FENCED, INPUT, OUTPUT, PARTITIONS, read_notes
 from faults.chaos_schedule import LEASE_MS, MEMBERS, PIPELINE, PRODUCERS, SEQUENCERS, TAIL, Fault, schedule
-from faults.processes import Child, start
+from faults.processes import FINAL_MS, Child, start
 
 import lakemq
 
@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     "lease.ms": LEASE_MS,
     "engine.tick.ms": 5,
     "project.interval.ms": 50,
-    "final.interval.ms": 300,
+    "final.interval.ms": FINAL_MS,
     "merge.grace.ms": 1000,
     "checkpoint.interval": 10,
     "compact.min.files": 8,

@@ -28,6 +28,9 @@ PARTITIONS = 2
 PATIENCE_S = 200
 """The limit of every wait. What is waited for takes seconds on an idle machine."""
 
+FINAL_MS = int(os.environ.get("LAKEMQ_FINAL_MS", "200"))
+"""Time between two looks for final messages. With the default of 60,000 most tests end before the first one."""
+
 QUICK: dict[str, Any] = {
     "lease.ms": 500,
     "engine.tick.ms": 1,
@@ -37,7 +40,7 @@ QUICK: dict[str, Any] = {
     "reader.grace.ms": 5000,
     "merge.grace.ms": 2000,
     "request.timeout.ms": 1000,
-    "final.interval.ms": 200,
+    "final.interval.ms": FINAL_MS,
 }
 """Settings that do within a second what otherwise takes hours."""
 
