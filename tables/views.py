@@ -196,18 +196,9 @@ FROM (
 ) t
 WHERE t.listed IS NOT NULL"""
 
-# Who changed what on request: the journal has the client of each decision. JSON escapes quotes within values, so no
-# value passes for a field.
 _ADMIN_CHANGES = """\
-SELECT timestamp_millis(j.decided_at_ms) AS changed_at, j.kind, j.subject, split_part(j.request_id, '/', 1) AS client,
-       j.decision, j.step, j.position
-FROM {database}.journal j
-WHERE j.request_id IS NOT NULL
-  AND (j.kind IN ('topic_created', 'topic_altered', 'topic_deleted', 'records_deleted', 'group_forgotten',
-                  'offsets_removed', 'delays_cancelled', 'dead_letters_settled')
-       OR (j.kind = 'group_configured' AND NOT j.decision LIKE '%"by_member":true%')
-       OR (j.kind = 'offsets_committed' AND j.decision LIKE '%"reason":"reset"%')
-       OR (j.kind = 'transaction_moved' AND j.decision LIKE '%"reason":"operator"%'))"""
+SELECT timestamp_millis(decided_at_ms) AS changed_at, kind, subject, client, decision, step, position
+FROM {database}.admin_log"""
 
 _TOPICS_VIEWS: dict[str, str] = {
     "admin_changes": _ADMIN_CHANGES,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.journal import JOURNAL, WATERMARKS, WatermarkRow
+from lakemq.tables.specs.journal import ADMIN_LOG, JOURNAL, WATERMARKS, WatermarkRow
 from lakemq.tables.specs.messages import DELAYED, FINAL_MESSAGES
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import SEGMENTS
@@ -171,8 +171,8 @@ class Housekeeping:
         if len(chosen) < (self._few_files if is_quiet else least) and not wasted:
             return
         is_changelog = handle.spec.shape == "changelog"
-        if is_changelog and len(files) - len(chosen) >= MANY_BIG_FILES:
-            chosen = files
+        if (is_changelog and len(files) - len(chosen) >= MANY_BIG_FILES) or handle.spec is ADMIN_LOG:
+            chosen = files  # of `admin_log`, because the number of all its rows is bounded
         now, retention_ms = self._living, self._retention_ms(handle.spec)
         if now is not None:
             chosen = [

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.groups import ASSIGNMENT_MOVES
-from lakemq.tables.specs.journal import JOURNAL, SAMPLES
+from lakemq.tables.specs.journal import ADMIN_LOG, JOURNAL, MOST_ADMIN_CHANGES, SAMPLES
 from lakemq.tables.specs.messages import FINAL_MESSAGES, MESSAGES, parse_final_file_id
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import COMPACTED, SEGMENTS
@@ -305,6 +305,7 @@ RETENTION = {
     ASSIGNMENT_MOVES.name: "group.history.ms",
     JOURNAL.name: "journal.retention.ms",
     SAMPLES.name: "sample.retention.ms",
+    ADMIN_LOG.name: "change.retention.ms",
 }
 """Per table whose rows age: the setting that says how long they stay."""
 
@@ -313,6 +314,7 @@ _AGED_BY = {
     ASSIGNMENT_MOVES.name: "moved_at_ms",
     JOURNAL.name: "decided_at_ms",
     SAMPLES.name: "minute_ms",
+    ADMIN_LOG.name: "decided_at_ms",
 }
 
 
@@ -342,6 +344,7 @@ def trim_rows(spec: TableSpec, rows: pa.Table, now: LiveState, retention_ms: int
     - transactions: rows younger than retention_ms, or of an id with an open transaction.
     - assignment_moves, samples: younger rows, and for each partition or subject the last one before these.
     - journal: younger rows.
+    - admin_log: younger rows, of these the newest MOST_ADMIN_CHANGES.
     - control_markers: those that the log still reaches.
     - segments: those of existing topics; and the deletion of others while other files may hold rows of them.
 
@@ -360,8 +363,10 @@ def trim_rows(spec: TableSpec, rows: pa.Table, now: LiveState, retention_ms: int
         if whole:
             before = before.filter(exists)
         return pa.concat_tables([before, rows.filter(young)])
-    if spec.name == JOURNAL.name:
-        return rows.filter(pc.field("decided_at_ms") >= now.now_ms - retention_ms)
+    if spec.name in (JOURNAL.name, ADMIN_LOG.name):
+        rows = rows.filter(pc.field("decided_at_ms") >= now.now_ms - retention_ms)
+    if spec.name == ADMIN_LOG.name:
+        return rows.sort_by([(key, "ascending") for key in spec.keys])[-MOST_ADMIN_CHANGES:]
     if spec.name == CONTROL_MARKERS.name:
         rows = rows.filter(_is_there(rows, now))
         return rows.filter(pa.array(rows.column("offset").to_numpy() >= find_log_starts(rows, now)))

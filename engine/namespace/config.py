@@ -177,6 +177,13 @@ ENGINE = Parameters(
             3650 * _DAY_MS,
         ),
         Parameter(
+            "change.retention.ms",
+            90 * _DAY_MS,
+            "How long `admin_log` and `admin_changes` show who changed what; at most the newest 50,000 changes.",
+            0,
+            3650 * _DAY_MS,
+        ),
+        Parameter(
             "sample.retention.ms",
             7 * _DAY_MS,
             "How long `samples`, charts and `report` reach back.",

@@ -21,6 +21,7 @@ log = logging.getLogger("lakemq.serve")
 
 _WHY_LEFT = {
     "left": "it has left",
+    "removed": "an operator has removed it",
     "session": "it sent no heartbeat for its session timeout",
     "poll": "it did not poll for max.poll.interval.ms",
     "process": "its process has ended",

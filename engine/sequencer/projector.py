@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from lakemq.tables.specs.journal import JOURNAL, SAMPLES, VERSIONS, WATERMARKS, WatermarkRow
+from lakemq.tables.specs.journal import ADMIN_LOG, JOURNAL, SAMPLES, VERSIONS, WATERMARKS, WatermarkRow
 from lakemq.tables.specs.messages import FINAL_MESSAGES, MESSAGES, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.topics import SEGMENTS, TOPICS
@@ -54,6 +54,7 @@ from ..namespace.store_errors import make_damage_error
 from ..protocol.codec.steps import decode_step_rows, encode_steps
 from ..protocol.errors import FileTruncated, NotLeader, StorageError
 from ..protocol.projection import project
+from ..protocol.rows.admin_log import build_admin_log
 from ..protocol.rows.clients import build_watermark
 from ..protocol.rows.log import JournaledRows, collect_journaled_rows, find_added_files
 from ..protocol.values.journal import Step, StepBatch, is_renewal
@@ -133,9 +134,12 @@ def plan_projection(
     """
     mark, batch = build_watermark(state, floor), StepBatch(steps)
     tables = project(state, batch)
-    samples = sampler.take_rows(state, batch, tables, is_last)
-    if samples.num_rows:
-        tables[SAMPLES.name] = samples
+    for name, rows in (
+        (SAMPLES.name, sampler.take_rows(state, batch, tables, is_last)),
+        (ADMIN_LOG.name, build_admin_log(batch)),
+    ):
+        if rows.num_rows:
+            tables[name] = rows
     projection = Projection(
         state.step,
         find_added_files(batch),
@@ -183,6 +187,9 @@ class Projector:
             data = [MESSAGES.name] if work.files or work.journaled else []
             looked_at = self._housekeeping.list_tables_to_open()
             final = [FINAL_MESSAGES.name, SEGMENTS.name] if self._needs_sync(work) else []
+            if self._is_first and ADMIN_LOG.name not in least_versions(self._watermark):
+                check_continuity()  # nothing may be created where the namespace was deleted
+                self._store.create(ADMIN_LOG)  # a namespace that an earlier version made lacks it
             self._open([*data, *work.tables, WATERMARKS.name, *looked_at, *final], check_continuity)
             files = [*map(to_table_file, work.files), *map(self._write_rows_of_steps, work.journaled)]
             if files:

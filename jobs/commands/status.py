@@ -151,7 +151,7 @@ def report(
     over time, with their queries.
 
     Rates, steps, lag and lateness come from the table samples, which reaches back for sample.retention.ms; changes for
-    journal.retention.ms; owners and handoffs for group.history.ms. Needs the extra sql, and for a file also report.
+    change.retention.ms; owners and handoffs for group.history.ms. Needs the extra sql, and for a file also report.
     """
     until_ms = _parse_until(until)
     since_ms = _parse_since(since, until_ms)

@@ -1,4 +1,6 @@
-"""`journal`: all decisions, as rows. `samples`: totals of each minute. `watermarks`: how far the tables are written.
+"""`journal`: all decisions, as rows. `admin_log`: what was changed on request. `samples`: totals of each minute.
+
+`watermarks`: how far the tables are written.
 
 Like every table, the journal is written from the step objects, a second later.
 """
@@ -36,6 +38,39 @@ JOURNAL = TableSpec(
 )
 
 
+# `admin_log`: the few decisions that change topics, groups or messages on request. They stay longer than the journal.
+
+
+MOST_ADMIN_CHANGES = 50_000
+"""Rows of `admin_log` that a merge leaves, the newest, so that a program that changes things all the time cannot fill
+the disk."""
+
+DETAILS_LENGTH = 1_000
+"""Characters of a decision that `admin_log` keeps. A schema, or a list of offsets, may be long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdminLogRow:
+    step: int = column(INT64, "The step that decided the change.")
+    position: int = column(INT32, "Order of the decisions within the step, as in `journal`.")
+    decided_at_ms: int = column(INT64, "The sequencer's time of the decision.")
+    kind: str = column(TEXT, "Kind of change: topic_created, member_left, offsets_committed, ...")
+    subject: str = column(TEXT, "The topic, group, transactional id or schedule that was changed.")
+    client: str = column(TEXT, "Client id of who requested it.")
+    decision: str = column(TEXT, f"The decision as JSON, of which the first {DETAILS_LENGTH:,} characters are kept.")
+
+
+ADMIN_LOG = TableSpec(
+    name="admin_log",
+    row=AdminLogRow,
+    shape="log",
+    keys=("step", "position"),
+    sort_by=("step", "position"),
+    is_needed=False,
+    comment="Administrative changes of the last change.retention.ms: who changed what on request, and when.",
+)
+
+
 # `samples`: what grows, as totals. Rates and lags over time are differences of rows.
 
 
@@ -67,6 +102,7 @@ SAMPLES = TableSpec(
     shape="log",
     keys=("step", "minute_ms", "topic", "group"),
     sort_by=("topic", "group", "step"),
+    is_needed=False,
     comment="Totals of topics, groups and the sequencer: a row for each minute in which they changed.",
 )
 

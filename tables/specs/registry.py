@@ -1,7 +1,7 @@
 """All tables of a namespace, in the order in which they are created."""
 
 from .groups import ASSIGNMENT_MOVES, ASSIGNMENTS, CONSUMER_OFFSETS, GROUPS, MEMBERS
-from .journal import JOURNAL, SAMPLES, WATERMARKS
+from .journal import ADMIN_LOG, JOURNAL, SAMPLES, WATERMARKS
 from .messages import DELAYED, FINAL_MESSAGES, INBOX, MESSAGES, REJECTED_ROWS, SCHEDULES
 from .spec import TableSpec
 from .topics import PARTITIONS, SEGMENTS, TOPICS
@@ -29,6 +29,7 @@ TABLES: tuple[TableSpec, ...] = (
     REJECTED_ROWS,
     FINAL_MESSAGES,
     SAMPLES,
+    ADMIN_LOG,
     WATERMARKS,
     JOURNAL,
 )

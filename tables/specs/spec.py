@@ -51,6 +51,8 @@ class TableSpec:
     properties: Mapping[str, str] = field(default_factory=dict)
     log_retention_ms: int = 600_000
     """How long the leader keeps log entries after a checkpoint covers them, by the store's clock."""
+    is_needed: bool = True
+    """Whether decisions and messages depend on its rows. A repair goes on without lost rows of another one."""
     is_open_to_writers: bool = False
     """Whether other programs may write the table. Engines refuse to write every other one."""
 

@@ -15,7 +15,9 @@ from stateful.projections import assert_projections_are_the_replay
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
-from lakemq.tables.specs.journal import JOURNAL
+from lakemq.engine.protocol.rows.admin_log import build_admin_log
+from lakemq.engine.protocol.values.journal import StepBatch
+from lakemq.tables.specs.journal import ADMIN_LOG, JOURNAL
 from lakemq.tables.specs.registry import TABLES
 
 
@@ -101,3 +103,5 @@ def check_projections(mq: Connection) -> None:
     epochs = [step.leader_epoch for step in steps]
     assert epochs == sorted(epochs), "a leader decided after its successor"
     assert_projections_are_the_replay(store, steps)
+    changes = store.open(ADMIN_LOG).read().sort_by([(key, "ascending") for key in ADMIN_LOG.keys])
+    assert changes.to_pylist() == build_admin_log(StepBatch(steps)).to_pylist()

@@ -150,7 +150,7 @@ class Groups(ProcessBound):
             UnknownMemberId: one of them is not a member. None is removed.
         """
         request = LeaveGroup(
-            parse_group_name(group), parse_texts("members", members), parse_texts("instances", instances)
+            parse_group_name(group), parse_texts("members", members), parse_texts("instances", instances), True
         )
         self._requester.ask(request)
 

@@ -20,6 +20,7 @@ from ..values.assignments import (
 from ..values.base import Done, Record, copy_fields, find_shared_fields
 from ..values.decision import Decision, DecisionInputs
 from ..values.groups import (
+    REMOVED,
     ConfigureGroup,
     DeleteGroup,
     GroupConfigured,
@@ -64,11 +65,12 @@ def decide_leave(state: State, request: LeaveGroup, inputs: DecisionInputs) -> D
         leaving.append(group.instances[instance])
     for member_id in leaving:
         _find_member(group, member_id)
+    reason = REMOVED if request.is_removal else "left"
     if group.is_queue and group.members.keys() - set(leaving):
-        return Decision(Done(), tuple(_lose_members(state, group, leaving, "left")))
+        return Decision(Done(), tuple(_lose_members(state, group, leaving, reason)))
     entries: list[JournalEntry] = []
     for member_id in dict.fromkeys(leaving):
-        entries += decide_dropped_member(state, group, member_id, "left", PartitionStatus.UNASSIGNED)
+        entries += decide_dropped_member(state, group, member_id, reason, PartitionStatus.UNASSIGNED)
     return Decision(Done(), tuple(entries))
 
 
@@ -88,7 +90,7 @@ def _lose_members(state: State, group: Group, members: Sequence[str], reason: st
     waits = not group.is_classic and (bool(group.not_before_ms) or (delay_ms > 0 and owns and delay_helps))
     status = PartitionStatus.UNBOUND if waits else PartitionStatus.UNASSIGNED
     entries: list[JournalEntry] = []
-    if waits and reason == "left":
+    if waits and reason in ("left", REMOVED):
         # The delay leaves time for a replacement to join. The leaving members do not come back, so their messages are
         # given back now.
         topic_partitions = [tp for member_id in set(members) for tp in group.list_partitions_of(member_id)]

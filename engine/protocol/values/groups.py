@@ -61,11 +61,15 @@ class JoinGroup(Request, frozen=True, tag="join_group"):  # Decided by `rules/jo
 
 
 class LeaveGroup(Request, frozen=True, tag="leave_group"):  # Decided by `rules/groups.py`.
-    """Remove members, by id or by instance id. Others get their partitions at once."""
+    """Remove members, by id or by instance id. Others get their partitions at once.
+
+    is_removal: whether an operator removes them; else a member leaves.
+    """
 
     group: str
     members: list[str] = []
     instances: list[str] = []
+    is_removal: bool = False
 
 
 class ReleasePartitions(Request, frozen=True, tag="release_partitions"):  # Decided by `rules/groups.py`.
@@ -146,8 +150,15 @@ class MemberJoined(GroupRecord, frozen=True, tag="member_joined"):
     process: str = ""
 
 
+REMOVED = "removed"
+"""The reason of a member's end if an operator has requested it."""
+
+
 class MemberLeft(GroupRecord, frozen=True, tag="member_left"):
-    """A member left (left), was silent for its session (session), or did not poll (poll), by reason."""
+    """A member left (left), was removed on request (removed), silent for its session (session), or did not poll (poll).
+
+    The word in brackets is the reason.
+    """
 
     member_id: str
     reason: str

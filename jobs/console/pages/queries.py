@@ -82,14 +82,14 @@ def _read_until_ms(text: str) -> int:
 
 _CHANGES = """\
 SELECT changed_at, kind, subject, client, left(decision, 500) AS decision FROM admin_changes
-WHERE contains(lower(concat(kind, ' ', subject, ' ', client)), {text})
+WHERE contains(lower(concat(CAST(changed_at AS STRING), ' ', kind, ' ', subject, ' ', client)), {text})
 ORDER BY step DESC, position DESC LIMIT 200"""
 
 
 def read_changes(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the newest administrative changes, those of this console and all others."""
     text = read_text(inputs, "text", "")
-    form = make_filter("/changes", "text in kind, subject or client", text)
+    form = make_filter("/changes", "text in day (2026-01-31), kind, subject or client", text)
     columns = "changed_at, kind, subject, client, decision"
 
     def draw() -> list[Part]:
@@ -97,7 +97,7 @@ def read_changes(console: Console, inputs: Mapping[str, Any]) -> Page:
         records = [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
         note = (
             "A client is USER-HOST-PROCESS-ID; of a console it is console-NAME-ADDRESS-PROCESS-ID, with the name of the"
-            " token, or visitor. At most 200 are shown, as old as journal.retention.ms allows: an hour by default."
+            " token, or visitor. At most 200 are shown, as old as change.retention.ms allows: 90 days by default."
         )
         return [list_records("Changes, newest first", records, columns, note=note)]
 
