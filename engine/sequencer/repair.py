@@ -8,6 +8,8 @@ Nothing that a reader could see before is gone. So
 - the fold begins with step 1 where the journal has it. Otherwise it begins at a watermark, and every table must be as
   new as that one says: what a table has lost before is in no journal.
 - a repair adds rows and files. It takes away only what a foreign commit has added, and unreadable files.
+- no decision depends on `samples` and `admin_log`. So what they have lost stops no repair. It goes on with what is
+  left, and adds the changes that the journal still has.
 - it leads while it writes: it puts the step after the last one that it has read. If a sequencer has put that, the
   repair fails. Any other one waits for the lease.
 - each table is changed by one commit, on the version that was read. If its log has lost entries, empty commits follow
@@ -29,7 +31,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.journal import JOURNAL, SAMPLES, WATERMARKS
+from lakemq.tables.specs.journal import ADMIN_LOG, JOURNAL, WATERMARKS
 from lakemq.tables.specs.messages import (
     DELAYED,
     FINAL_FILES,
@@ -47,6 +49,7 @@ from lakemq.tables.storage.coordination.step_objects import StepsGone, list_step
 from lakemq.tables.storage.delta.commits import CommitConflict, NewFile, StoredFile, compute_statistics, write_rows
 from lakemq.tables.storage.delta.store import (
     DamagedFile,
+    MissingTable,
     NewerTable,
     NotATable,
     Store,
@@ -72,9 +75,10 @@ from ..namespace.store_errors import report_damage
 from ..protocol.codec.steps import decode_head, decode_step_object, decode_steps, encode_steps
 from ..protocol.errors import LakeMQError, NotLeader, TableDamaged
 from ..protocol.projection import PROJECT
+from ..protocol.rows.admin_log import build_admin_log
 from ..protocol.rows.clients import build_watermark
 from ..protocol.values.clients import LeaderElected
-from ..protocol.values.journal import JournalEntry, Step
+from ..protocol.values.journal import JournalEntry, Step, StepBatch
 from .step_log import StepLog
 
 _PLACED = (SEGMENTS, REJECTED_ROWS)
@@ -82,6 +86,7 @@ _PLACED = (SEGMENTS, REJECTED_ROWS)
 _REPAIR = "Stop the sequencer, then repair the tables."
 _RESTORE = "Beyond repair. Restore the namespace from a backup, with lakemq restore."
 _UPGRADE = "Repair it with the version of LakeMQ that wrote the tables, or a later one."
+_LOST = "Its rows are lost, and nothing else depends on them: a repair goes on with what is left."
 _SLACK_MS = 2_000
 _SOME = 5
 
@@ -177,8 +182,8 @@ class _PlannedTable(TableHandle):
         added = self.added if within is None else self.added.filter(within)
         return pa.concat_tables([rows, added.select(rows.column_names)])
 
-    def write(self, least_version: int, last_step: int | None) -> bool:
-        """Commit the plan, and return whether the table was changed."""
+    def write(self, least_version: int, last_step: int | None, renew: Callable[[], None]) -> bool:
+        """Commit the plan, and return whether the table was changed. renew: called before each empty commit."""
         version, files = self.version, self._store.files
         back = self.planned.keys() - self._stored.keys()
         add = [*self.new_files, *(_to_new_file(self.planned[path]) for path in sorted(back))]
@@ -191,6 +196,7 @@ class _PlannedTable(TableHandle):
             undone = self.version if self.foreign else None
             self.replace_at(self.version, add, remove, last_step, moved=True, undone=undone)
         while self.version < least_version:
+            renew()  # there may be thousands
             self.replace_at(self.version, [])
         return self.version > version
 
@@ -205,7 +211,7 @@ class Repair:
     def __init__(self, namespace: Namespace) -> None:
         self._namespace, self._store, self._files = namespace, namespace.store, namespace.files
         self.damages, self._tables = list[Damage](), dict[str, _PlannedTable]()
-        self._is_final_missing = False
+        self._is_final_missing, self._gone, self._steps = False, list[TableSpec](), list[Step]()
         try:
             with report_damage(self._store):
                 self._plan()
@@ -227,7 +233,11 @@ class Repair:
                 if not spec.is_open_to_writers:
                     self._tables[spec.name] = _PlannedTable(self._store, spec)
             except NotATable as error:
-                self._refuse(spec.name, f"its log is lost or damaged: {error}")
+                if isinstance(error, MissingTable) and not spec.is_needed:
+                    self._gone.append(spec)
+                    self.damages.append(Damage(spec.name, f"{error}. {_LOST}", _REPAIR))
+                else:
+                    self._refuse(spec.name, f"its log is lost or damaged: {error}")
             except NewerTable as error:
                 self.damages.append(Damage(spec.name, str(error), _UPGRADE))
         if not self.is_possible:
@@ -242,12 +252,13 @@ class Repair:
         reader = StepReader(self._store, self._last, SystemClock().steady_ms, self._namespace.namespace_id)
         reader.read_heads()
         self._stands_on = reader.step, reader.identity
-        steps = self._plan_journal()
+        self._steps = self._plan_journal()
         if self.is_possible:
-            self._replay_steps(steps)
+            self._replay_steps(self._steps)
         if self.is_possible:
             for name in PROJECT:
                 self._plan_rows(self._tables[name])
+            self._plan_admin_log()
             self._check_segments()
             self._plan_messages()
             self._plan_final_messages()
@@ -259,8 +270,10 @@ class Repair:
         texts += [f"{name_file(table.spec, file)} is missing or changed" for file in table.lost[:_SOME]]
         if table.version < self._least.get(name, 0):
             texts.append(f"at version {table.version}, expected {self._least[name]}: the newest log entries are lost")
-        if name in (SAMPLES.name, WATERMARKS.name) and (table.lost or self._is_old[name]):
+        if name == WATERMARKS.name and (table.lost or self._is_old[name]):
             self._refuse(name, "; ".join(texts), "its rows, which nothing else has")
+        elif texts and not table.spec.is_needed:
+            self.damages.append(Damage(name, f"{'; '.join(texts)}. {_LOST}", _REPAIR))
         elif table.spec.shape == "data" and table.lost:
             self._refuse(name, "; ".join(texts), "messages of these files")
         elif texts:
@@ -336,6 +349,12 @@ class Repair:
         elif not is_noted:
             self.damages.append(Damage(name, f"{differing} rows are unlike the journal", _REPAIR))
 
+    def _plan_admin_log(self) -> None:
+        """Plan to add the changes that `admin_log` has lost, as far back as the journal goes."""
+        table = self._tables.get(ADMIN_LOG.name)
+        if table is not None and (table.lost or self._is_old[ADMIN_LOG.name]):
+            table.added = _drop_stored(build_admin_log(StepBatch(self._steps)), table.read(), ADMIN_LOG.keys)
+
     def _check_segments(self) -> None:
         """Check that each offset has one segment, and that the files are there of tables that get rows."""
         segments = self._tables[SEGMENTS.name]
@@ -400,11 +419,17 @@ class Repair:
             raise TableDamaged(f"Nothing was changed, because this is beyond repair: {beyond}.", expected=_RESTORE)
         written = []
         with _lead(self._namespace, *self._stands_on) as renew:
+            for spec in self._gone:
+                self._store.create(spec)
+                self._tables[spec.name], self._is_old[spec.name] = _PlannedTable(self._store, spec), True
+                self._plan_admin_log()
+                written.append(spec.name)
             for name in sorted(self._tables, key=lambda name: name != MESSAGES.name):  # segments need its files
                 renew()
                 table, is_old = self._tables[name], self._is_old[name]
                 last_step = max(table.last_step(), self._last) if is_old else None
-                written += [name] if table.write(self._least.get(name, 0), last_step) else []
+                is_changed = table.write(self._least.get(name, 0), last_step, renew)
+                written += [name] if is_changed and name not in written else []
                 if name == FINAL_MESSAGES.name and self._is_final_missing:
                     written += [name] if name not in written else []
                     # after the lost versions, so that a stream that has read these gets all files
@@ -415,7 +440,7 @@ class Repair:
 
 @contextmanager
 def _lead(namespace: Namespace, last_step: int, identity: str) -> Iterator[Callable[[], None]]:
-    """Lead from this step on, and yield a function that renews the lease. Raises NotLeader."""
+    """Lead from this step on, and yield a function that renews the lease if it is time. Raises NotLeader."""
     files, clock, locks = namespace.files, SystemClock(), LeaderLocks(namespace.files)
     head, lease_ms = decode_head(files.get(step_name(last_step))), namespace.config.ms("lease.ms")
     last_ms = (files.modified_ms(step_name(last_step)) or head.decided_at_ms) + head.lease_ms + _SLACK_MS
@@ -424,17 +449,24 @@ def _lead(namespace: Namespace, last_step: int, identity: str) -> Iterator[Calla
     name, epoch = f"{socket.gethostname()}-{os.getpid()}-repair-{new_id()[:6]}", head.leader_epoch + 1
     log = StepLog(files, namespace.namespace_id, last_step, identity, new_id, clock.steady_ms)
 
+    put_at_ms = 0
+
     def put(leader: str) -> None:
-        entries = [JournalEntry(LeaderElected(leader, epoch, lease_ms))]
+        nonlocal put_at_ms
+        put_at_ms, entries = clock.steady_ms(), [JournalEntry(LeaderElected(leader, epoch, lease_ms))]
         log.append(
             log.encode(Step(log.step + 1, max(head.decided_at_ms, files.time_ms()), epoch, entries), leader, lease_ms)
         )
+
+    def renew() -> None:
+        if clock.steady_ms() - put_at_ms >= lease_ms // 3:
+            put(name)
 
     locks.hold(name)
     try:
         put(name)
         try:
-            yield lambda: put(name)
+            yield renew
         except Exception as error:
             with suppress(LakeMQError, OSError):
                 put("")

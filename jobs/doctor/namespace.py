@@ -41,7 +41,7 @@ from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.coordination.mailbox import LETTERS
-from lakemq.tables.storage.delta.store import NewerTable, NotATable, find_foreign_commits
+from lakemq.tables.storage.delta.store import MissingTable, NewerTable, NotATable, find_foreign_commits
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 
 # The result of a check.
@@ -147,6 +147,7 @@ _SERVE = (("serve",),)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
+_ONLY_A_BACKUP = "restore the namespace from a backup; there is no other way"
 _SOME = 5
 _MOST_LETTERS = 10_000
 _SOME_LETTERS = 1_000
@@ -164,7 +165,8 @@ def check_tables(mq: Connection) -> Finding:
             advice.append("upgrade LakeMQ to the version that wrote the tables, or a later one")
         except NotATable as error:
             wrong.append(one_line(str(error)))
-            advice.append("restore the namespace from a backup; there is no other way")
+            is_made_again = isinstance(error, MissingTable) and not spec.is_needed
+            advice.append("make the table again with lakemq fsck --repair" if is_made_again else _ONLY_A_BACKUP)
     if wrong:
         return Finding("namespace", False, "; ".join(wrong), _sentence(advice))
     return Finding("namespace", True, f"{mq.namespace.path}: {len(TABLES)} tables, schema version {SCHEMA_VERSION}")

@@ -356,7 +356,7 @@ def test_a_repair_that_is_killed_at_any_write_is_repeated(
         after = read_all(path)
         assert [name for name in before if after[name] != before[name]] == [], number
         shutil.rmtree(path)
-    assert number > 15
+    assert number > 10
 
 
 DIE_IN_A_PASS = """
