@@ -17,7 +17,7 @@ from lakemq.engine.client.consume.membership import Membership
 from lakemq.engine.client.consume.options import MemberOptions
 from lakemq.engine.client.consume.parts import ConsumerParts, RangeFetcher
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.client.fetch.fetch_result import Row
+from lakemq.engine.client.fetch.fetch_result import Message, Row
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal, RequestTimedOut, error_from_refusal
 from lakemq.engine.protocol.values.deliveries import Acquire
@@ -178,3 +178,21 @@ class _FetchResult:
         for partition, first, until in self._spans:
             for offset in range(first, until):
                 yield self._topic, partition, offset, _EPOCH, None, b"%d" % offset, (), 1
+
+
+def take_messages(consumer: QueueConsumer, count: int) -> list[Message]:
+    """Poll until this many messages have come, and return them."""
+    messages: list[Message] = []
+    for _ in range(20):
+        if len(messages) < count:
+            messages += consumer.poll(timeout_ms=20)
+    assert len(messages) == count
+    return messages
+
+
+def deliver(counts: Mapping[int, int], **config: Any) -> tuple[QueueWorld, QueueConsumer, list[Message]]:
+    """Return a world with this many messages in each partition, and a member of a queue that has got them all."""
+    world = QueueWorld(len(counts))
+    world.publish(counts)
+    consumer = world.consumer(**config)
+    return world, consumer, take_messages(consumer, sum(counts.values()))

@@ -13,17 +13,12 @@ from pathlib import Path
 import pytest
 from faults.checks import check_all, check_log
 from faults.messages import Acknowledged, value_of
-from faults.processes import QUICK, TOPIC, Processes, until
+from faults.processes import QUICK, TOPIC, until
 from targets import nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.data_file import new_file_id
-from lakemq.engine.namespace.process import new_id
 from lakemq.engine.protocol.errors import LakeMQError, NamespaceError, RequestTimedOut, StorageError
-from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER
 
 SIZE = 4 << 20
 CONFIG = {**QUICK, "request.timeout.ms": 500, "inline.max.bytes": 65_536}
@@ -162,25 +157,3 @@ def test_serve_survives_a_disk_that_becomes_read_only(disk: Path, caplog: pytest
         assert serving.error is None
         sender.producer.close()
     check_all(path, TOPIC, sender.acknowledged)
-
-
-@pytest.mark.extended
-def test_leader_refuses_to_lead_when_unprojected_step_is_missing(family: Processes):
-    """The next leader says that the object is missing, and leads when it is back."""
-    folder = Path(family.path, STEPS_FOLDER)
-    before = set(folder.iterdir())
-    leader = family.serve(**{**QUICK, "project.interval.ms": 3_600_000})
-    with lakemq.connect(family.path, config=QUICK) as mq:
-        mq.topics.create("one")
-        mq.topics.create("another")
-        leader.kill()
-        lost = min(set(folder.iterdir()) - before)
-        saved = lost.rename(Path(family.path, ".kept"))
-        heir = Sequencer(mq.namespace, new_id(), SystemClock(), new_file_id)
-        with pytest.raises(LakeMQError, match=f"{lost.name} is missing"):
-            until(heir.try_lead, "lease")
-        assert not heir.leads
-        saved.rename(lost)
-        until(heir.try_lead, "lease")
-        heir.resign()
-    check_all(family.path, TOPIC, [])

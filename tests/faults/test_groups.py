@@ -2,14 +2,11 @@
 another.
 """
 
-import os
-import signal
 from collections import Counter
 from typing import Any
 
-import pytest
 from faults.checks import check_all
-from faults.processes import TOPIC, Processes, Publishing, is_stopped, terminate, until
+from faults.processes import TOPIC, Processes, Publishing, terminate, until
 
 import lakemq
 
@@ -74,53 +71,3 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
     terminate(second_member)
     terminate(serving)
     check_group(family, members, publishing.acknowledged, twice={"one"})
-
-
-def is_awaited(mq: lakemq.Connection, member_id: str) -> bool:
-    """Return whether the group waits for this member alone to give up partitions."""
-    return [stall.member_id for stall in mq.groups.stalls(GROUP) if stall.kind == "handover"] == [member_id]
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_classic_group_waits_for_stopped_member_until_its_session_ends(family: Processes) -> None:
-    """The sequencer is killed while all wait. Its successor waits for the same member, and for no other."""
-    serving = family.serve()
-    with lakemq.connect(family.path) as mq:
-        mq.groups.create(GROUP, {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 0})
-        # the third member comes while the first is thought to live, even if other tests make that slow
-        first_member = family.consume("one", GROUP, session_ms=15_000, protocol="classic")
-        second_member = family.consume("two", GROUP, protocol="classic")
-        members = GroupNotes(family, "one", "two", "three")
-        with Publishing(family.path, "p", family.config) as publishing:
-            until(lambda: bool(members.read("one") and members.read("two")), "reading by both")
-            until(lambda: mq.groups.describe(GROUP).state == "Stable", "rest")
-            (first_id,) = (m.member_id for m in mq.groups.members(GROUP) if m.process_id == first_member.pid)
-            os.kill(first_member.pid, signal.SIGSTOP)
-            until(lambda: is_stopped(first_member.pid), "stop")
-            third_member = family.consume("three", GROUP, protocol="classic")
-            until(lambda: is_awaited(mq, first_id), "waiting for one alone")
-            before = mq.groups.describe(GROUP)
-            assert before.state == "PreparingRebalance"
-            since = len(members.read("two"))
-            serving.kill()
-            serving = family.serve()
-            publishing.wait_for(10)
-            assert len(members.read("two")) == since
-            assert not members.read("three")
-            assert is_awaited(mq, first_id)
-            until(lambda: bool(members.partitions("two", since) and members.read("three")), "going on")
-            assert mq.groups.describe(GROUP).generation == before.generation + 1
-            assert mq.groups.describe(GROUP).members == 2
-            os.kill(first_member.pid, signal.SIGCONT)
-            until(lambda: mq.groups.describe(GROUP).members == 3, "return")
-            read = len(members.read("one"))
-            third_member.kill()
-            until(lambda: len(members.read("one")) > read + 7, "reading after the stop")
-        until(lambda: len(members.count_reads()) == len(publishing.acknowledged), "reading of the rest")
-    terminate(first_member)
-    terminate(second_member)
-    terminate(serving)
-    check_group(family, members, publishing.acknowledged, twice={"one", "three"})
-    words = members.words("one")
-    assert words["fenced"] + words["committed"] in (words["read"], words["read"] - 1)

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow
 
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "lease.ms": 1_000}
 COUNT = 600
-HOUR_S = 3_600
 QUEUE = pytest.param("queue", marks=pytest.mark.extended)
 CLASSIC = pytest.param("classic", marks=pytest.mark.nightly)
 
@@ -59,25 +58,6 @@ def die(times=[]):
     times.append(1)
     if len(times) == int(os.environ.get("DIE_AT", "0")):
         os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-AIRFLOW = """
-import os, sys, types
-import lakemq
-class Anything:
-    def __init__(self, *names, **options): pass
-def decorator(**options): return lambda function: function
-class LakeMQHook:
-    def get_conn(self): return lakemq.connect(os.environ["NAMESPACE"])
-for name, members in {
-    "airflow": {}, "airflow.providers": {}, "airflow.providers.common": {}, "airflow.providers.common.messaging": {},
-    "airflow.providers.common.messaging.triggers": {},
-    "airflow.providers.common.messaging.triggers.msg_queue": {"MessageQueueTrigger": Anything},
-    "airflow.sdk": {"Asset": Anything, "AssetWatcher": Anything, "dag": decorator, "task": decorator},
-    "lakemq.jobs.airflow_provider.hooks": {"LakeMQHook": LakeMQHook},
-}.items():
-    sys.modules[name] = types.ModuleType(name)
-    vars(sys.modules[name]).update(members)
 """
 
 

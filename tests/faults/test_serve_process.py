@@ -105,23 +105,6 @@ def test_a_command_that_is_terminated_hands_its_lease_over(
 
 
 @pytest.mark.extended
-def test_scripts_for_spark_submit_serve_as_the_command_does(
-    path: Path, start: Callable[..., Process], tmp_path: Path
-) -> None:
-    serving = start(command=[sys.executable, str(JOBS / "serve.py")])
-    serving.wait_for_line("leads with epoch 1")
-    lakemq(path, "topics", "create", "t")
-    serving.signal(signal.SIGTERM)
-    assert serving.wait_for_exit() == 0
-    (end,) = map(json.loads, serving.out)
-    assert (end["job"], end["exit_code"]) == ("serve", 0)
-    step = start("--until-idle", command=[sys.executable, str(JOBS / "step.py")])
-    assert step.wait_for_exit() == 0
-    (end,) = map(json.loads, step.out)
-    assert (end["job"], end["exit_code"], end["letters"]) == ("step", 0, 0)
-
-
-@pytest.mark.extended
 def test_serve_ends_when_the_spark_submit_that_started_it_is_killed(path: Path, tmp_path: Path) -> None:
     log_path = tmp_path / "told"
     script = f"""

@@ -21,8 +21,6 @@ from lakemq.engine.protocol.values.clients import LeaderElected, Letter
 from lakemq.engine.protocol.values.topics import CreateTopic
 from lakemq.engine.sequencer.sequencer import Sequencer
 
-LEASE_MS = 500
-
 
 def leaders(mq: Connection) -> list[tuple[int, str]]:
     """Return epoch and name of each term, in order. Steps that renew or end a term are left out."""

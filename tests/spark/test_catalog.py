@@ -15,12 +15,8 @@ from targets import extended_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.data_file import new_file_id, write_data_file
-from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges, RejectedRows
-from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import NamespaceError
 from lakemq.tables.specs.groups import LIVE_TABLES
-from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.delta import catalog
 from lakemq.tables.views import VIEWS
@@ -161,40 +157,6 @@ def test_the_views_hold_what_was_published(
     fetched = mq.fetch(topic).to_arrow().select(columns)
     assert rows_in_view.orderBy("partition", "offset").toArrow().cast(fetched.schema).equals(fetched)
     assert fetched.num_rows == 300
-
-
-def publish_neighbouring_files(mq: Connection, topic: str) -> None:
-    """Publish files in which id + partition is the same for some rows. One of them has a rejected row before the
-    others.
-    """
-    first_id, files = new_file_id() & ~3, []
-    for file_id, partitions in enumerate([[2, 2, 2, 2], [-1, 1, 1, 1, 2, 2], [0, 0, 1]], first_id):
-        rows = len(partitions)
-        columns = {"partition": partitions, "value": [f"{file_id}.{row}".encode() for row in range(rows)]}
-        columns |= {"topic": [topic] * rows, "timestamp": [0] * rows}
-        body = [pa.array(columns.get(f.name, [None] * rows), f.type) for f in BODY_SCHEMA]
-        files.append(DataFile(*write_data_file(mq.namespace.files, file_id, pa.table(body, BODY_SCHEMA))))
-    ranges = Ranges([0] * 5, [2, 1, 2, 0, 1], [0, 1, 1, 2, 2], [0, 1, 4, 0, 2], [4, 3, 2, 2, 1], [0] * 5, [0] * 5)
-    refused = [RejectedRows(topic, 1, 0, 1, "INVALID_RECORD", "made so")]
-    request = Produce([TopicRef(topic, mq.topics.describe(topic).topic_id, 3)], ranges, mq.state().step, files, refused)
-    assert isinstance(mq.requester.ask(request), Published)
-
-
-@pytest.mark.extended
-def test_views_keep_rows_of_files_with_neighbouring_ids_apart(
-    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
-) -> None:
-    """Rows are joined by a key that is one bigint, in the views. In a fetch it has the row's block, too."""
-    mq.topics.create(topic, partitions=3)
-    publish_neighbouring_files(mq, topic)
-    wait_for_projection()
-    columns = ["partition", "offset", "value"]
-    expected = mq.fetch(topic).to_arrow().select(columns)
-    assert expected.num_rows == 12
-    assert len(expected["value"].unique()) == 12
-    in_views = [spark.table(f"mq.{view}").where(F.col("topic") == topic) for view in ("log", "log_committed")]
-    for frame in (*in_views, mq.fetch(topic).to_spark()):
-        assert frame.select(columns).orderBy("partition", "offset").toArrow().cast(expected.schema).equals(expected)
 
 
 @pytest.mark.nightly

@@ -84,18 +84,6 @@ def test_copy_killed_at_crash_point_goes_on_where_it_was(own_mq: Connection) -> 
 
 @pytest.mark.extended
 @pytest.mark.usefixtures("spark")
-def test_copies_of_a_group_share_the_work(own_mq: Connection) -> None:
-    """The copies run one after the other here. Tests without Spark show that two at a time share the work."""
-    assert run(own_mq, "--group", "copies") == 0
-    publish(own_mq, range(MESSAGES, MESSAGES + 50))
-    assert run(own_mq, "--group", "copies") == 0
-    assert run(own_mq, "--group", "copies") == 0
-    check(read_copies(own_mq), range(MESSAGES + 50))
-    assert (own_mq.groups.describe("copies").protocol, own_mq.groups.describe("copies").lag) == ("cooperative", 0)
-
-
-@pytest.mark.extended
-@pytest.mark.usefixtures("spark")
 def test_copy_has_the_keys_and_rows_of_its_expressions(own_mq: Connection) -> None:
     assert (
         run(own_mq, "--where", "cast(cast(value AS string) AS int) % 2 = 0", "--key", "upper(cast(key AS string))") == 0

@@ -10,7 +10,7 @@ from unit.served import new_topic, run_lakemq
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.doctor.namespace import check_spread
-from lakemq.jobs.key_spread import KeySpread, PartitionSpread, find_key_spread
+from lakemq.jobs.key_spread import KeySpread, PartitionSpread
 
 # -- warnings -------------------------------------------------------------------------------------------
 
@@ -65,21 +65,6 @@ def rows(partition: int, keys: list[str | None], value: str = "v") -> pa.Table:
     return pa.table(
         {"key": pa.array(keys, pa.string()), "value": [value] * len(keys), "partition": [partition] * len(keys)}
     )
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_messages_keys_and_bytes_are_counted_per_partition(mq: Connection) -> None:
-    topic = new_topic(mq, 3)
-    mq.publish(topic, rows(0, ["a", "b", "a", None]))
-    mq.publish(topic, rows(1, ["c"] * 3, value="12345"))
-    spread = find_key_spread(mq, topic)
-    assert spread.partitions == (
-        PartitionSpread(0, messages=4, keys=2, size_bytes=7, hot_key=b"a", hot_key_messages=2),
-        PartitionSpread(1, messages=3, keys=1, size_bytes=18, hot_key=b"c", hot_key_messages=3),
-        PartitionSpread(2, messages=0, keys=0, size_bytes=0, hot_key=None, hot_key_messages=0),
-    )
-    assert (spread.offsets, spread.read) == (7, 7)
 
 
 # -- at the command line ----------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from lakemq.engine.protocol.values.delays import DelayedRange, RangeKey, Waiting
 from lakemq.engine.protocol.values.packed import PackedRanges, pack_ranges
 
 BIG = 2**62
-HOUR_MS = 3_600_000
 
 numbers = st.integers(0, 2**40)
 published_ranges = st.builds(

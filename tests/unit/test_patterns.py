@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 from unit.served import new_name, until
@@ -111,27 +110,6 @@ def test_member_joins_again_only_when_its_topics_change(mq: Connection, monkeypa
         mq.topics.create(f"{prefix}-2")
         until(lambda: consumer.poll() is not None and len(consumer.assignment()) == 2)
         assert [(request.topics, request.config) for request in requests] == [([prefix, f"{prefix}-2"], {})]
-
-
-def test_refused_join_is_repeated_only_with_other_topics(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefix, requested_topics = new_name("p"), list[list[str]]()
-    mq.topics.create(prefix)
-    submit = mq.requester.submit
-
-    def shorten_timeout(request: Any, *rest: Any) -> Any:
-        if not (isinstance(request, JoinGroup) and request.is_member):
-            return submit(request, *rest)
-        requested_topics.append(request.topics)
-        return submit(msgspec.structs.replace(request, session_timeout_ms=1), *rest)
-
-    with member(mq, new_name("g"), f"{prefix}.*") as consumer:
-        monkeypatch.setattr(mq.requester, "submit", shorten_timeout)
-        for n in (2, 3):
-            mq.topics.create(f"{prefix}-{n}")
-            until(lambda n=n: consumer.poll() is not None and len(requested_topics) == n - 1)  # type: ignore[misc]
-            for _ in range(5):
-                consumer.poll(timeout_ms=20)
-        assert requested_topics == [[prefix, f"{prefix}-2"], [prefix, f"{prefix}-2", f"{prefix}-3"]]
 
 
 def test_topics_and_pattern_exclude_each_other(mq: Connection) -> None:

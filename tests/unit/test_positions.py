@@ -29,8 +29,7 @@ def add(mq: Connection, topic: str, *messages: str, partition: int = 0) -> None:
 # -- times ----------------------------------------------------------------------------------------------
 
 
-def test_start_time_is_exact_to_the_microsecond(mq: Connection) -> None:
-    topic = new_topic(mq)
+def test_start_time_is_exact_to_the_microsecond(mq: Connection, topic: str) -> None:
     stamps = [AT - 2 * US, AT - US, AT, AT + US, AT + 2 * US]
     table = pa.table({"value": ["-2", "-1", "0", "1", "2"], "timestamp": pa.array(stamps, pa.timestamp("us", "UTC"))})
     for part in (table[:3], table[3:4], table[4:]):  # segments share the millisecond
@@ -109,8 +108,7 @@ def test_tail_continues_at_the_log_start(mq: Connection) -> None:
     assert read_texts(next(tail)) == ["5"]
 
 
-def test_tail_begins_at_the_end_of_the_log_at_its_call_and_reads_added_partitions(mq: Connection) -> None:
-    topic = new_topic(mq)
+def test_tail_begins_at_the_end_of_the_log_at_its_call_and_reads_added_partitions(mq: Connection, topic: str) -> None:
     add(mq, topic, "before")
     tail = mq.tail(topic, poll_ms=1)
     add(mq, topic, "after")
@@ -121,8 +119,7 @@ def test_tail_begins_at_the_end_of_the_log_at_its_call_and_reads_added_partition
 
 
 @pytest.mark.parametrize("is_recreated", [False, True])
-def test_tail_of_a_deleted_topic_raises(mq: Connection, is_recreated: bool) -> None:
-    topic = new_topic(mq)
+def test_tail_of_a_deleted_topic_raises(mq: Connection, topic: str, is_recreated: bool) -> None:
     add(mq, topic, "old")
     tail = mq.tail(topic, start="earliest", poll_ms=1)
     assert read_texts(next(tail)) == ["old"]

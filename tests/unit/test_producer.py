@@ -429,22 +429,6 @@ def test_producer_without_a_flush_keeps_no_batches(mq: Connection, topic: str):
     assert flushed.spans == {(topic, 0): (0, 29, 30)}
 
 
-def test_closed_producer_refuses_every_call(mq: Connection, topic: str):
-    producer = mq.producer(new_name("id"))
-    producer.close()
-    for call in (
-        lambda: producer.send(topic, "a"),
-        lambda: producer.send_arrow(topic, pa.table({"value": ["a"]})),
-        producer.flush,
-        producer.begin_transaction,
-        producer.commit_transaction,
-        producer.abort_transaction,
-        lambda: producer.send_offsets_to_transaction({(topic, 0): 0}, "g"),
-    ):
-        with pytest.raises(IllegalState, match="closed"):
-            call()
-
-
 def test_forked_child_is_refused_by_its_parents_producer(mq: Connection, topic: str):
     with mq.producer(new_name("id")) as transactional, mq.producer(linger_ms=60_000) as producer:
         future = producer.send(topic, "a")

@@ -8,10 +8,7 @@ import pytest
 from unit.served import new_name, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.producer.failures import _MAX_FAILURES, Failure, Failures
-from lakemq.errors import LakeMQError, RequestTimedOut, UnknownTopicOrPartition
-
-# -- through a producer ---------------------------------------------------------------------------------
+from lakemq.errors import LakeMQError, UnknownTopicOrPartition
 
 
 def test_error_read_from_a_future_refuses_no_later_record(mq: Connection, topic: str):
@@ -92,35 +89,3 @@ def test_error_of_a_record_fails_no_send_of_any_thread_and_each_flush(
             producer.flush()
     assert sorted(values(mq, topic)) == sorted(f"{when} {n}" for when in ("before", "after") for n in range(8))
     assert [record.levelname for record in caplog.records if missing in record.message] == ["WARNING"]
-
-
-# -- the failures that a thread knows -------------------------------------------------------------------
-
-
-@pytest.fixture
-def failures() -> Failures:
-    new_failures = Failures(threading.RLock())
-    new_failures.start_tracking()
-    return new_failures
-
-
-def make_failure(number: int, record_count: int = 1, has_futures: bool = True) -> Failure:
-    return Failure(number, RequestTimedOut(f"{number}"), "t", record_count, has_futures)
-
-
-def raise_unreported(failures: Failures) -> str | None:
-    try:
-        failures.raise_unreported()
-    except LakeMQError as error:
-        return str(error)
-    return None
-
-
-def test_oldest_kept_failure_stands_for_those_dropped(failures: Failures):
-    """The oldest kept failure, 3, stands for 1 and 2."""
-    for number in range(1, _MAX_FAILURES + 3):
-        failures.add(make_failure(number))
-    for number in range(1, _MAX_FAILURES + 3):
-        failures.mark_record_reported(number, 0)
-    assert raise_unreported(failures) == str(RequestTimedOut("3"))
-    assert raise_unreported(failures) is None

@@ -27,8 +27,7 @@ from lakemq.errors import (
 pytestmark = pytest.mark.slow
 
 
-def test_only_messages_of_the_member_can_be_acknowledged(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
+def test_only_messages_of_the_member_can_be_acknowledged(mq: Connection, topic: str, group: str) -> None:
     add(mq, topic, {0: 3})
     with join_queue_group(mq, group, topic) as consumer:
         batch = consumer.poll(max_records=2, timeout_ms=5_000)
@@ -67,8 +66,7 @@ def test_small_polls_take_from_all_partitions_in_turn(mq: Connection) -> None:
     assert {partition: partitions.count(partition) for partition in range(4)} == dict.fromkeys(range(4), 3)
 
 
-def test_commit_acknowledges_up_to_the_offset_and_waits(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
+def test_commit_acknowledges_up_to_the_offset_and_waits(mq: Connection, topic: str, group: str) -> None:
     add(mq, topic, {0: 6})
     with join_queue_group(mq, group, topic) as consumer:
         batch = consumer.poll(max_records=3, timeout_ms=5_000)
@@ -84,8 +82,7 @@ def test_commit_acknowledges_up_to_the_offset_and_waits(mq: Connection) -> None:
             consumer.commit(metadata="note")
 
 
-def test_member_with_other_settings_than_its_group_is_refused(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
+def test_member_with_other_settings_than_its_group_is_refused(mq: Connection, topic: str, group: str) -> None:
     with join_queue_group(mq, group, topic, ack_mode="auto"):
         with pytest.raises(InvalidConfig, match=r"ack\.mode"):
             join_queue_group(mq, group, topic, ack_mode="explicit")

@@ -38,8 +38,7 @@ def test_acknowledged_messages_are_committed_and_not_delivered_again(mq: Connect
         assert not consumer.poll()
 
 
-def test_returned_messages_come_again_before_new_ones_with_their_count(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
+def test_returned_messages_come_again_before_new_ones_with_their_count(mq: Connection, topic: str, group: str) -> None:
     add(mq, topic, {0: 5})
     with join_queue_group(mq, group, topic) as consumer:
         messages = list(consumer.poll(max_records=3, timeout_ms=5_000))
@@ -77,8 +76,7 @@ def test_transaction_takes_batch_that_shows_no_message(mq: Connection, expired: 
     assert values(mq, topic) == ["of it"] * publishes
 
 
-def test_poll_acknowledges_the_previous_one_in_ack_mode_auto(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
+def test_poll_acknowledges_the_previous_one_in_ack_mode_auto(mq: Connection, topic: str, group: str) -> None:
     add(mq, topic, {0: 4})
     with join_queue_group(mq, group, topic, ack_mode="auto") as consumer:
         assert len(take_messages(consumer, 2, max_records=2)) == 2
@@ -87,9 +85,8 @@ def test_poll_acknowledges_the_previous_one_in_ack_mode_auto(mq: Connection) -> 
         until(lambda: not consumer.poll() and consumer.lag() == {(topic, 0): 0})
 
 
-def test_transaction_refuses_batch_of_ack_mode_auto(mq: Connection) -> None:
+def test_transaction_refuses_batch_of_ack_mode_auto(mq: Connection, topic: str, group: str) -> None:
     """The next poll inside the transaction would acknowledge it, though the transaction may abort."""
-    topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 1})
     with (
         join_queue_group(mq, group, topic, ack_mode="auto") as consumer,
@@ -102,8 +99,7 @@ def test_transaction_refuses_batch_of_ack_mode_auto(mq: Connection) -> None:
         producer.abort_transaction()
 
 
-def test_new_group_begins_at_latest_and_raises_without_reset(mq: Connection) -> None:
-    topic = new_topic(mq)
+def test_new_group_begins_at_latest_and_raises_without_reset(mq: Connection, topic: str) -> None:
     add(mq, topic, {0: 2})
     with join_queue_group(mq, new_name("g"), topic, auto_offset_reset="latest") as consumer:
         until(lambda: not consumer.poll() and list_partitions(consumer) == [0])

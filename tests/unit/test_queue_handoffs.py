@@ -119,8 +119,7 @@ def test_closing_member_returns_messages_and_unseen_ones_count_as_undelivered(mq
         assert redelivered == [(1, 2), (2, 1), (3, 1)]
 
 
-def test_fenced_member_learns_that_its_acknowledgements_do_not_count(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
+def test_fenced_member_learns_that_its_acknowledgements_do_not_count(mq: Connection, topic: str, group: str) -> None:
     add(mq, topic, {0: 1})
     first = join_queue_group(mq, group, topic, instance_id="i")
     (message,) = take_messages(first, 1)
@@ -215,9 +214,8 @@ def test_members_read_with_the_isolation_level_of_their_group(mq: Connection) ->
         producer.abort_transaction()
 
 
-def test_assigned_reader_is_refused_while_the_group_has_members(mq: Connection) -> None:
+def test_assigned_reader_is_refused_while_the_group_has_members(mq: Connection, topic: str, group: str) -> None:
     """Its commits would be those of the members, which acknowledge messages."""
-    topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 2})
     with join_queue_group(mq, group, topic) as consumer:
         assert len(take_messages(consumer, 1)) >= 1

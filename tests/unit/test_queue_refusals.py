@@ -1,10 +1,9 @@
 """Acknowledgements that are refused in part: the others count, and each refusal is raised once."""
 
 import pytest
-from queue_world import QueueWorld
+from queue_world import QueueWorld, deliver, take_messages
 
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.client.fetch.fetch_result import Message
 from lakemq.engine.protocol.values.deliveries import Acknowledge
 from lakemq.engine.protocol.values.groups import MemberSilent
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
@@ -12,25 +11,12 @@ from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import InvalidRecordState, UnknownMemberId
 
 
-def poll_messages(consumer: QueueConsumer, count: int) -> list[Message]:
-    """Poll until this many messages have come, and return them."""
-    messages: list[Message] = []
-    for _ in range(20):
-        if len(messages) < count:
-            messages += consumer.poll(timeout_ms=20)
-    assert len(messages) == count
-    return messages
-
-
 def lag(consumer: QueueConsumer) -> int:
     return sum(consumer.lag().values())
 
 
 def test_refused_acknowledgement_spoils_no_neighbour() -> None:
-    world = QueueWorld()
-    world.publish({0: 5})
-    consumer = world.consumer()
-    messages = poll_messages(consumer, 5)
+    _, consumer, messages = deliver({0: 5})
     consumer.nack(messages[1])
     for message in messages:
         consumer.ack(message)
@@ -38,17 +24,14 @@ def test_refused_acknowledgement_spoils_no_neighbour() -> None:
         consumer.flush()
     consumer.flush()
     assert lag(consumer) == 1
-    assert [(message.offset, message.delivery_count) for message in poll_messages(consumer, 1)] == [(1, 2)]
+    assert [(message.offset, message.delivery_count) for message in take_messages(consumer, 1)] == [(1, 2)]
     consumer.ack(messages[0]._replace(offset=9))
     with pytest.raises(InvalidRecordState, match="t-0, offsets 9 to 9"):
         consumer.poll()
 
 
 def test_list_with_unknown_messages_counts_in_part_and_the_error_names_the_rest() -> None:
-    world = QueueWorld(2)
-    world.publish({0: 3, 1: 2})
-    consumer = world.consumer()
-    messages = poll_messages(consumer, 5)
+    world, consumer, messages = deliver({0: 3, 1: 2})
     consumer.ack(messages[1])
     for act in consumer.nack, consumer.reject:
         consumer.flush()
@@ -79,29 +62,23 @@ def test_gathered_acknowledgements_count_beside_messages_that_a_transaction_retu
         consumer.flush()
     consumer.flush()
     assert world.deliveries() == {0: [(1, 2, "available", 1), (3, 3, "acknowledged", 1)]}
-    assert [(message.offset, message.delivery_count) for message in poll_messages(consumer, 2)] == [(1, 2), (2, 2)]
+    assert [(message.offset, message.delivery_count) for message in take_messages(consumer, 2)] == [(1, 2), (2, 2)]
 
 
 def test_repeat_of_an_unanswered_acknowledgement_that_counted_is_no_error() -> None:
-    world = QueueWorld()
-    world.publish({0: 3})
-    consumer = world.consumer()
-    messages = poll_messages(consumer, 3)
+    world, consumer, messages = deliver({0: 3})
     world.holds_letters = True
     consumer.nack(messages[0])
     consumer.ack(messages[1:])
     world.deliver(is_answered=False)
     world.holds_letters = False
     consumer.flush()
-    assert [(message.offset, message.delivery_count) for message in poll_messages(consumer, 1)] == [(0, 2)]
+    assert [(message.offset, message.delivery_count) for message in take_messages(consumer, 1)] == [(0, 2)]
     assert lag(consumer) == 1
 
 
 def test_refusal_at_close_is_logged_and_raised_by_the_next_flush(caplog: pytest.LogCaptureFixture) -> None:
-    world = QueueWorld()
-    world.publish({0: 2})
-    consumer = world.consumer()
-    messages = poll_messages(consumer, 2)
+    _, consumer, messages = deliver({0: 2})
     consumer.ack(messages[0]._replace(offset=7))
     consumer.close()
     assert "offsets 7 to 7" in caplog.text
@@ -111,10 +88,7 @@ def test_refusal_at_close_is_logged_and_raised_by_the_next_flush(caplog: pytest.
 
 
 def test_lost_member_that_joins_again_keeps_its_messages() -> None:
-    world = QueueWorld(2)
-    world.publish({0: 2, 1: 2})
-    consumer = world.consumer(rebalance_delay_ms=60_000)
-    messages = poll_messages(consumer, 4)
+    world, consumer, messages = deliver({0: 2, 1: 2}, rebalance_delay_ms=60_000)
     world.core.see(MemberSilent("g", consumer.member_id, "session"))
     consumer.ack(messages[0])
     with pytest.raises(UnknownMemberId, match="joins again"):

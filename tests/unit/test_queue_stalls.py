@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from queue_world import QueueWorld
+from queue_world import QueueWorld, deliver, take_messages
 
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.groups.groups import Groups, Stall
@@ -31,19 +31,11 @@ def examine(world: QueueWorld) -> Any:
     return doctor.check_groups(connection, observer)  # type: ignore[arg-type]
 
 
-def poll(consumer: QueueConsumer, count: int) -> list[Any]:
-    messages: list[Any] = []
-    for _ in range(20):
-        if len(messages) < count:
-            messages += consumer.poll(timeout_ms=20)
-    return messages
-
-
 def stall_partition(world: QueueWorld) -> tuple[QueueConsumer, list[Any]]:
     """Keep one message without an acknowledgement, while another one waits for its last delivery."""
     world.publish({0: 2, 1: 2})
     consumer = world.consumer(max_redelivery_count=1)
-    messages = poll(consumer, 4)
+    messages = take_messages(consumer, 4)
     consumer.ack([messages[1], messages[3]])
     consumer.nack(messages[2])
     world.publish({0: 5, 1: 5})
@@ -73,7 +65,8 @@ def test_waiting_last_delivery_names_the_member_and_its_message(monkeypatch: pyt
     assert not finding.ok
     assert "t-1, offset 0 waits for its last delivery" in finding.found
     consumer.ack(messages[0])
-    assert [(message.partition, message.offset, message.delivery_count) for message in poll(consumer, 1)] == [(1, 0, 2)]
+    (last,) = take_messages(consumer, 1)
+    assert (last.partition, last.offset, last.delivery_count) == (1, 0, 2)
     assert not find_stalls(world)
 
 
@@ -81,7 +74,7 @@ def test_member_at_its_bound_of_messages_is_named() -> None:
     world = QueueWorld()
     world.publish({0: 5})
     consumer = world.consumer(max_delivered_unacked_msgs_per_flow=2)
-    messages = poll(consumer, 2)
+    messages = take_messages(consumer, 2)
     with pytest.raises(IllegalState, match=r"Acknowledge them.*2, the first is t-0, offset 0"):
         consumer.poll(timeout_ms=30)
     (stall,) = find_stalls(world)
@@ -91,10 +84,8 @@ def test_member_at_its_bound_of_messages_is_named() -> None:
 
 
 def test_member_that_never_acknowledges_is_named_after_its_poll_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = QueueWorld()
-    world.publish({0: 3})
-    consumer = world.consumer()
-    first, second, _ = poll(consumer, 3)
+    world, consumer, messages = deliver({0: 3})
+    first, second, _ = messages
     world.pass_time(200_000)
     consumer.ack(first)
     consumer.flush()
@@ -110,10 +101,7 @@ def test_member_that_never_acknowledges_is_named_after_its_poll_interval(monkeyp
 
 
 def test_returned_message_with_a_delay_says_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = QueueWorld()
-    world.publish({0: 3})
-    consumer = world.consumer()
-    messages = poll(consumer, 3)
+    world, consumer, messages = deliver({0: 3})
     consumer.nack(messages[0], 600_000)
     consumer.ack(messages[1:])
     (stall,) = find_stalls(world)
@@ -126,10 +114,7 @@ def test_returned_message_with_a_delay_says_when_it_comes_again(monkeypatch: pyt
 
 
 def test_empty_batch_says_that_no_sequencer_answers() -> None:
-    world = QueueWorld()
-    world.publish({0: 2})
-    consumer = world.consumer()
-    messages = poll(consumer, 2)
+    world, consumer, messages = deliver({0: 2})
     world.publish({0: 1})
     world.holds_letters = True
     consumer.ack(messages)
@@ -140,6 +125,5 @@ def test_empty_batch_says_that_no_sequencer_answers() -> None:
     assert reason.endswith("Start one with `lakemq serve`.")
     world.holds_letters = False
     world.deliver()
-    assert [message.offset for message in poll(consumer, 1)] == [2]
-    consumer.ack(poll(consumer, 1))
+    assert [message.offset for message in take_messages(consumer, 1)] == [2]
     assert consumer.poll(timeout_ms=5_000).waits_for == []

@@ -68,19 +68,13 @@ def command(path):
     result = CliRunner().invoke(app, words, input=str(os.getuid()).encode())
     print(result.exit_code, result.output.strip())
 
-def put(path):
-    lakemq.connect(path).namespace.mailbox.put(f"u{os.getuid()}", 1, b"", 0)
-
-def unreadable(path):
-    print(lakemq.connect(path).namespace.mailbox.find_unreadable(9))
-
 def act(user, group, umask, what, path):
     os.setgroups([group]), os.setgid(user), os.setuid(user), os.umask(int(umask, 8))
     eval(what)(path) if what != "shared" else make(path, shared_with_group=True)
 
 def list_modules():
     scratch = tempfile.mkdtemp()
-    make(scratch), write(scratch), command(scratch), put(scratch), unreadable(scratch)
+    make(scratch), write(scratch), command(scratch)
     print("\\n" + json.dumps(list(sys.modules)))
 
 def run_in_fork(function):
@@ -192,20 +186,6 @@ def test_the_command_publishes_where_it_may_write_no_more_than_a_publisher_must(
             assert run_as_user(BOB, "command", folder, umask="022").startswith('0 {"topic":"t"')
         assert [message.value for message in mq.fetch("t")] == [str(BOB).encode()]
     assert run_as_user(BOB, "command", folder, umask="022").startswith("1 KAFKA_STORAGE_ERROR: Permission denied")
-
-
-@as_root
-def test_unreadable_letter_of_another_user_is_named_and_stops_nothing(run_as_user: RunAsUser, folder: Path):
-    folder.chmod(0o2770)
-    run_as_user(ANN, "make", folder, umask="007")
-    (folder / "mailbox").mkdir()
-    os.chown(folder / "mailbox", ANN, GROUP)
-    (folder / "mailbox").chmod(0o2770)
-    run_as_user(BOB, "put", folder)
-    output = run_as_user(ANN, "unreadable", folder)
-    assert f"-u{BOB}-0000000001" in output
-    assert "Permission denied" in output
-    assert run_as_user(ANN, "write", folder, umask="007").split() == [str(ANN)]
 
 
 def test_sharing_without_access_lists_is_refused_with_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

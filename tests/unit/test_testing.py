@@ -99,22 +99,6 @@ def test_messages_expire_and_old_ones_are_removed_when_the_clock_advances(
     wait_until(lambda: mq.beginning_offsets(orders) == {0: 2}, "the removal of old messages")
 
 
-def test_an_open_transaction_times_out_when_the_clock_advances(
-    mq: Connection,
-    orders: str,
-    mq_clock: MovableClock,
-) -> None:
-    producer = mq.producer("id", transaction_timeout_ms=60_000)
-    producer.begin_transaction()
-    producer.send(orders, "open")
-    producer.flush()
-    mq_clock.advance(minutes=2)
-    wait_until(lambda: mq.transactions.describe("id").started_at_ms is None, "the end of the transaction")
-    with pytest.raises(LakeMQError):
-        producer.commit_transaction()
-    assert read_all(mq, orders) == []
-
-
 def test_dead_letters_come_with_their_reasons(mq: Connection, orders: str) -> None:
     mq.publish(orders, pa.table({"value": ["bad"], "key": ["k"]}))
     with mq.consumer("ship", topics=[orders]) as consumer:

@@ -56,8 +56,7 @@ def start_span() -> Any:
     return trace.get_tracer("test").start_as_current_span("request")
 
 
-def test_publish_has_a_span_that_its_messages_name(mq: Connection, exporter: InMemorySpanExporter) -> None:
-    topic = new_topic(mq)
+def test_publish_has_a_span_that_its_messages_name(mq: Connection, topic: str, exporter: InMemorySpanExporter) -> None:
     headers = pa.array([None, [("a", b"1")], [("traceparent", OTHER)]], HEADERS)
     with start_span() as request:
         mq.publish(topic, pa.table({"value": ["x", "y", "z"], "headers": headers}))
@@ -102,8 +101,7 @@ def test_records_name_the_span_in_which_they_were_sent(mq: Connection, exporter:
     assert linked[1] == {span_id}
 
 
-def test_polls_fetches_and_commits_have_spans(mq: Connection, exporter: InMemorySpanExporter) -> None:
-    topic = new_topic(mq)
+def test_polls_fetches_and_commits_have_spans(mq: Connection, topic: str, exporter: InMemorySpanExporter) -> None:
     mq.publish(topic, pa.table({"value": ["x", "y"]}))
     for protocol in ("cooperative", "queue"):
         group = f"{topic}-{protocol}"
@@ -126,8 +124,7 @@ def test_polls_fetches_and_commits_have_spans(mq: Connection, exporter: InMemory
 
 
 @pytest.mark.extended
-def test_idle_group_has_no_spans(mq: Connection, exporter: InMemorySpanExporter) -> None:
-    topic = new_topic(mq)
+def test_idle_group_has_no_spans(mq: Connection, topic: str, exporter: InMemorySpanExporter) -> None:
     for protocol in ("cooperative", "queue"):
         with mq.consumer(f"{topic}-{protocol}", topics=[topic], protocol=protocol) as consumer:
             while not (batch := consumer.poll(timeout_ms=100)).offsets and not consumer.assignment():
@@ -150,8 +147,7 @@ def test_flush_has_a_span_if_there_are_acknowledgements(mq: Connection, exporter
     assert attributes(commit)["operation.type"] == "settle"
 
 
-def test_commit_of_a_transaction_has_a_span(mq: Connection, exporter: InMemorySpanExporter) -> None:
-    topic = new_topic(mq)
+def test_commit_of_a_transaction_has_a_span(mq: Connection, topic: str, exporter: InMemorySpanExporter) -> None:
     with mq.transaction("traced") as transaction:
         transaction.publish(topic, pa.table({"value": ["x"]}))
     with mq.producer("traced-producer") as producer:

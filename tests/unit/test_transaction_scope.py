@@ -171,16 +171,6 @@ def test_unanswered_commit_of_a_block_is_published_once_by_its_repeat(
     assert (losses, values(mq, topic)) == ([], ["seven"])
 
 
-def test_released_transaction_says_how_to_get_a_new_one(mq: Connection, topic: str):
-    transaction = mq.transaction(f"{topic}-id")
-    transaction._manager.release_id()
-    with pytest.raises(IllegalState, match=r"Expected mq\.transaction\(id\) again\."), transaction:
-        pass
-    with mq.transaction(f"{topic}-id") as new_transaction:
-        new_transaction.publish(topic, rows("a"))
-    assert values(mq, topic) == ["a"]
-
-
 def test_second_timeout_of_an_id_is_refused(mq: Connection, topic: str):
     with pytest.raises(InvalidTransactionTimeout):
         mq.transaction(f"{topic}-id", transaction_timeout_ms=10**9)

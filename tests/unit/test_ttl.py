@@ -92,8 +92,7 @@ def test_expired_messages_are_skipped_however_they_were_published(mq: Connection
 
 
 @pytest.mark.slow
-def test_topic_sets_the_ttl_of_messages_without_their_own(mq: Connection) -> None:
-    topic = new_topic(mq)
+def test_topic_sets_the_ttl_of_messages_without_their_own(mq: Connection, topic: str) -> None:
     mq.topics.alter(topic, {"ttl.ms": SHORT_MS})
     mq.publish(topic, pa.table({"value": ["as the topic", "own"], "ttl_ms": [None, LONG_MS]}))
     mq.publish(topic, pa.table({"value": ["plain"]}))
@@ -104,8 +103,7 @@ def test_topic_sets_the_ttl_of_messages_without_their_own(mq: Connection) -> Non
 
 
 @pytest.mark.slow
-def test_ttl_of_a_delayed_message_counts_from_its_release(mq: Connection) -> None:
-    topic = new_topic(mq)
+def test_ttl_of_a_delayed_message_counts_from_its_release(mq: Connection, topic: str) -> None:
     mq.topics.alter(topic, {"delay.slot.ms": 10})
     mq.delayed.schedule(topic, "short", delay_ms=30_000, ttl_ms=SHORT_MS)
     mq.delayed.schedule(topic, "long", delay_ms=30_000, ttl_ms=LONG_MS)
@@ -115,8 +113,7 @@ def test_ttl_of_a_delayed_message_counts_from_its_release(mq: Connection) -> Non
     assert values(mq, topic) == ["long"]
 
 
-def test_fetched_messages_stay_the_same_after_they_expire(mq: Connection) -> None:
-    topic = new_topic(mq)
+def test_fetched_messages_stay_the_same_after_they_expire(mq: Connection, topic: str) -> None:
     mq.publish(topic, pa.table({"value": ["a", "b"], "ttl_ms": [SHORT_MS, None]}))
     fetched = mq.fetch(topic)
     age()
@@ -156,8 +153,7 @@ def member(mq: Connection, topic: str, group: str) -> QueueConsumer:
 
 
 @pytest.mark.slow
-def test_queue_makes_an_expired_message_a_dead_letter(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
+def test_queue_makes_an_expired_message_a_dead_letter(mq: Connection, topic: str, group: str) -> None:
     mq.publish(topic, pa.table({"value": ["a", "b", "c"], "ttl_ms": [None, SHORT_MS, None]}))
     age()
     with member(mq, topic, group) as consumer:
@@ -180,8 +176,7 @@ def test_queue_makes_an_expired_message_a_dead_letter(mq: Connection) -> None:
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_returned_message_expires_before_its_redelivery(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
+def test_returned_message_expires_before_its_redelivery(mq: Connection, topic: str, group: str) -> None:
     ttl_ms = 10_000  # its member waits so long
     mq.publish(topic, pa.table({"value": ["brief"]}), ttl_ms=ttl_ms)
     with member(mq, topic, group) as consumer:
@@ -197,8 +192,7 @@ def test_returned_message_expires_before_its_redelivery(mq: Connection) -> None:
 
 
 @pytest.mark.slow
-def test_views_show_expired_messages_with_their_time(mq: Connection) -> None:
-    topic = new_topic(mq)
+def test_views_show_expired_messages_with_their_time(mq: Connection, topic: str) -> None:
     mq.publish(topic, pa.table({"value": ["a", "b"], "ttl_ms": [SHORT_MS, None]}))
     age()
     query = f"SELECT expires_at IS NULL FROM log_committed WHERE topic = '{topic}' ORDER BY 1"
@@ -207,8 +201,7 @@ def test_views_show_expired_messages_with_their_time(mq: Connection) -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_forged_ttl_fails_no_query(mq: Connection) -> None:
-    topic = new_topic(mq)
+def test_forged_ttl_fails_no_query(mq: Connection, topic: str) -> None:
     ref = TopicRef(topic, mq.topics.describe(topic).topic_id, 1)
     for ttl_ms in (-(2**63), -1, MAX_TTL_MS + 1, 2**63 - 1):
         few = FewRows([topic], [0], [None], [b"forged"], [0], ttl_ms=[ttl_ms])
@@ -250,9 +243,8 @@ def publish_unreadable(mq: Connection, topic: str) -> Path:
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_unreadable_message_does_not_count_as_expired(mq: Connection) -> None:
+def test_unreadable_message_does_not_count_as_expired(mq: Connection, topic: str, group: str) -> None:
     """The message is shown, so that its consumer can give it up. The messages after it are delivered."""
-    topic, group = new_topic(mq), new_name("g")
     moved_file = publish_unreadable(mq, topic)
     mq.publish(topic, pa.table({"value": ["next"]}))
     with member(mq, topic, group) as consumer:

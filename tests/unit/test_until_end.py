@@ -201,19 +201,6 @@ def test_messages_behind_an_open_transaction_are_not_yet_read(mq: Connection, pr
         assert consumer.poll().waits_for == []
 
 
-def test_error_at_the_timeout_names_a_transaction_that_holds_back_another_member(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), create_group(mq, "cooperative")
-    with join(mq, group, topic) as consumer, join(mq, group, topic) as other, mq.producer(new_name("tx")) as producer:
-        wait_until_shared(consumer, other)
-        ((_, other_partition),) = other.assignment()
-        producer.begin_transaction()
-        producer.send(topic, "open", partition=other_partition)
-        producer.flush()
-        assert read_all(consumer, stopped=lambda: consumer.poll().outcome == "others_hold_the_rest") == []
-        with pytest.raises(EndNotReached, match=f"member {other.member_id}, which an open transaction holds back"):
-            read_all(consumer, timeout_ms=300)
-
-
 # -- why a batch is empty -----------------------------------------------------------------------------------
 
 

@@ -68,8 +68,12 @@ class Running:
         return self.report
 
 
+Start = Callable[..., Running]
+"""Starts a worker: the fixture `start`."""
+
+
 @pytest.fixture
-def start(mq: Connection) -> Iterator[Callable[..., Running]]:
+def start(mq: Connection) -> Iterator[Start]:
     mq.topics.create("orders", 1)
     workers: list[Running] = []
 
@@ -91,7 +95,7 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
     wait_until(condition, what, PATIENCE_S)
 
 
-def test_each_message_is_acknowledged_when_its_handler_returns(mq: Connection, start: Callable[..., Running]) -> None:
+def test_each_message_is_acknowledged_when_its_handler_returns(mq: Connection, start: Start) -> None:
     publish(mq, *(f"order {n}" for n in range(500)))
     handled: list[bytes | None] = []
     worker = start(lambda message: handled.append(message.value))
@@ -100,9 +104,7 @@ def test_each_message_is_acknowledged_when_its_handler_returns(mq: Connection, s
     assert set(handled) == {f"order {n}".encode() for n in range(500)}
 
 
-def test_messages_of_a_key_are_handled_in_order_and_never_at_the_same_time(
-    mq: Connection, start: Callable[..., Running]
-) -> None:
+def test_messages_of_a_key_are_handled_in_order_and_never_at_the_same_time(mq: Connection, start: Start) -> None:
     publish(mq, *(f"{n}" for n in range(400)), keys=[f"key {n % 7}" for n in range(400)])
     running: dict[bytes | None, int] = {}
     handled: dict[bytes | None, list[int]] = {}
@@ -129,7 +131,7 @@ def test_messages_of_a_key_are_handled_in_order_and_never_at_the_same_time(
     assert handled == {f"key {k}".encode(): list(range(k, 400, 7)) for k in range(7)}
 
 
-def test_handlers_run_at_the_same_time(mq: Connection, start: Callable[..., Running]) -> None:
+def test_handlers_run_at_the_same_time(mq: Connection, start: Start) -> None:
     publish(mq, *(f"order {n}" for n in range(4)))
     together = threading.Barrier(4)
     worker = start(lambda message: together.wait(PATIENCE_S), concurrency=4)
@@ -137,7 +139,7 @@ def test_handlers_run_at_the_same_time(mq: Connection, start: Callable[..., Runn
     assert worker.end() == WorkerReport(4, 0, 0)
 
 
-def test_coroutines_run_at_the_same_time_on_one_loop(mq: Connection, start: Callable[..., Running]) -> None:
+def test_coroutines_run_at_the_same_time_on_one_loop(mq: Connection, start: Start) -> None:
     publish(mq, *(f"order {n}" for n in range(4)))
     begun: list[int] = []
     loops: set[int] = set()
@@ -155,7 +157,7 @@ def test_coroutines_run_at_the_same_time_on_one_loop(mq: Connection, start: Call
 
 
 def test_a_failed_message_comes_again_after_its_back_off_and_then_becomes_a_dead_letter(
-    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
+    mq: Connection, mq_clock: MovableClock, start: Start
 ) -> None:
     mq.groups.create("ship", {"group.protocol": "queue", "max.redelivery.count": 1})
     publish(mq, "a book")
@@ -179,7 +181,7 @@ def test_a_failed_message_comes_again_after_its_back_off_and_then_becomes_a_dead
 
 @pytest.mark.parametrize("options", [{"reject_for": ValueError}, {"retry_for": (OSError,)}])
 def test_an_error_that_is_not_retried_makes_a_dead_letter_at_once(
-    mq: Connection, start: Callable[..., Running], options: dict[str, Any]
+    mq: Connection, start: Start, options: dict[str, Any]
 ) -> None:
     publish(mq, "a book", "a pen")
 
@@ -195,9 +197,7 @@ def test_an_error_that_is_not_retried_makes_a_dead_letter_at_once(
     assert worker.end() == WorkerReport(1, 0, 1)
 
 
-def test_the_back_off_may_be_a_function_and_its_error_does_not_end_the_worker(
-    mq: Connection, start: Callable[..., Running]
-) -> None:
+def test_the_back_off_may_be_a_function_and_its_error_does_not_end_the_worker(mq: Connection, start: Start) -> None:
     publish(mq, "a book")
     asked: list[tuple[int, str]] = []
 
@@ -217,9 +217,7 @@ def test_the_back_off_may_be_a_function_and_its_error_does_not_end_the_worker(
     assert worker.end() == WorkerReport(1, 2, 0)
 
 
-def test_tasks_that_handlers_leave_running_are_cancelled_when_the_worker_stops(
-    mq: Connection, start: Callable[..., Running]
-) -> None:
+def test_tasks_that_handlers_leave_running_are_cancelled_when_the_worker_stops(mq: Connection, start: Start) -> None:
     publish(mq, "a book")
     begun, ended = threading.Event(), threading.Event()
     left: list[asyncio.Task[None]] = []
@@ -242,7 +240,7 @@ def test_tasks_that_handlers_leave_running_are_cancelled_when_the_worker_stops(
 
 
 def test_a_message_beyond_its_time_limit_is_given_back_while_its_handler_goes_on(
-    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
+    mq: Connection, mq_clock: MovableClock, start: Start
 ) -> None:
     publish(mq, "a book")
     begun: list[int] = []
@@ -263,7 +261,7 @@ def test_a_message_beyond_its_time_limit_is_given_back_while_its_handler_goes_on
 
 
 def test_a_message_beyond_its_time_limit_is_handled_again_although_its_handler_ends_meanwhile(
-    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
+    mq: Connection, mq_clock: MovableClock, start: Start
 ) -> None:
     publish(mq, "a book", "a film")
     begun: list[tuple[bytes | None, int]] = []
@@ -287,9 +285,7 @@ def test_a_message_beyond_its_time_limit_is_handled_again_although_its_handler_e
     assert worker.end() == WorkerReport(2, 1, 0)
 
 
-def test_a_coroutine_beyond_its_time_limit_is_cancelled(
-    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
-) -> None:
+def test_a_coroutine_beyond_its_time_limit_is_cancelled(mq: Connection, mq_clock: MovableClock, start: Start) -> None:
     publish(mq, "a book")
     begun: list[int] = []
     cancelled = threading.Event()
@@ -312,7 +308,7 @@ def test_a_coroutine_beyond_its_time_limit_is_cancelled(
 
 
 def test_a_worker_ends_with_an_error_when_handlers_that_do_not_end_have_all_threads(
-    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
+    mq: Connection, mq_clock: MovableClock, start: Start
 ) -> None:
     publish(mq, "a book", "a pen")
     begun: list[int] = []
@@ -334,7 +330,7 @@ def test_a_worker_ends_with_an_error_when_handlers_that_do_not_end_have_all_thre
 
 
 def test_a_blocked_event_loop_ends_the_worker_and_gets_no_further_messages(
-    mq: Connection, mq_clock: MovableClock, start: Callable[..., Running]
+    mq: Connection, mq_clock: MovableClock, start: Start
 ) -> None:
     publish(mq, *(f"order {n}" for n in range(10)))
     begun: list[int] = []
@@ -358,9 +354,7 @@ def test_a_blocked_event_loop_ends_the_worker_and_gets_no_further_messages(
         assert sum(message.delivery_count > 1 for message in rest) <= 2
 
 
-def test_a_handler_that_returns_a_coroutine_or_a_generator_ends_the_worker(
-    mq: Connection, start: Callable[..., Running]
-) -> None:
+def test_a_handler_that_returns_a_coroutine_or_a_generator_ends_the_worker(mq: Connection, start: Start) -> None:
     publish(mq, "a book")
 
     def handle(message: Message) -> Iterator[None]:
@@ -380,9 +374,7 @@ def test_a_handler_that_returns_a_coroutine_or_a_generator_ends_the_worker(
         assert message.delivery_count == 3
 
 
-def test_a_stopped_worker_lets_handlers_end_and_gives_back_the_rest_unseen(
-    mq: Connection, start: Callable[..., Running]
-) -> None:
+def test_a_stopped_worker_lets_handlers_end_and_gives_back_the_rest_unseen(mq: Connection, start: Start) -> None:
     publish(mq, *(f"order {n}" for n in range(20)))
     begun: list[int] = []
     may_end = threading.Event()
@@ -413,9 +405,7 @@ def test_a_worker_polls_what_its_threads_handle_in_a_quarter_of_a_second(
     assert count_ahead(done_count, elapsed_ms, thread_count=8) == count
 
 
-def test_a_handler_that_does_not_end_after_a_stop_gives_its_message_back(
-    mq: Connection, start: Callable[..., Running]
-) -> None:
+def test_a_handler_that_does_not_end_after_a_stop_gives_its_message_back(mq: Connection, start: Start) -> None:
     publish(mq, "a book")
     begun, may_end = threading.Event(), threading.Event()
 
@@ -434,7 +424,7 @@ def test_a_handler_that_does_not_end_after_a_stop_gives_its_message_back(
 
 @pytest.mark.parametrize("is_coroutine", [False, True])
 def test_an_error_that_is_no_exception_ends_the_worker_and_its_message_goes_back(
-    mq: Connection, start: Callable[..., Running], is_coroutine: bool
+    mq: Connection, start: Start, is_coroutine: bool
 ) -> None:
     publish(mq, "a book")
 
@@ -454,7 +444,7 @@ def test_an_error_that_is_no_exception_ends_the_worker_and_its_message_goes_back
 
 
 def test_a_worker_waits_for_a_sequencer_and_says_so(
-    mq: Connection, start: Callable[..., Running], caplog: pytest.LogCaptureFixture
+    mq: Connection, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(mq, "a book")
     handled: list[bytes | None] = []
@@ -493,7 +483,7 @@ def test_arguments_that_are_not_valid_are_refused(mq: Connection, options: dict[
 
 @pytest.mark.parametrize("is_coroutine", [False, True])
 def test_each_handler_runs_in_a_span_that_links_to_the_publishing_one(
-    mq: Connection, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, is_coroutine: bool
+    mq: Connection, start: Start, monkeypatch: pytest.MonkeyPatch, is_coroutine: bool
 ) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -529,7 +519,7 @@ def test_each_handler_runs_in_a_span_that_links_to_the_publishing_one(
 
 
 def test_the_log_names_each_failure_with_its_place_and_the_counts_at_the_end(
-    mq: Connection, start: Callable[..., Running], caplog: pytest.LogCaptureFixture
+    mq: Connection, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "lakemq.worker")
     publish(mq, "a book", "a pen")
