@@ -1,5 +1,6 @@
 """Compaction leaves what Kafka leaves: play the histories of compaction.yaml, which were recorded on a real Kafka."""
 
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from finals import PATIENCE_S, let_readers_move_on
-from golden.compaction_words import Content, is_fill, make_fill, parse_message, show_message
 from golden.test_golden import cases, name_case
 
 import lakemq
@@ -28,6 +28,30 @@ NAMESPACE = {
 TOPIC = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 OTHER = "other"
 """A topic which shows that compaction has had time to clean the first one."""
+
+
+Content = tuple[bytes | None, bytes | None]
+"""Key and value."""
+
+
+def parse_message(text: str) -> Content:
+    """Return the content: `k=v`, `k` without a value, `=v` without a key."""
+    key, has_value, value = text.partition("=")
+    return key.encode() or None, value.encode() if has_value else None
+
+
+def show_message(offset: int, key: bytes | None, value: bytes | None) -> str:
+    return f"{offset} {(key or b'').decode()}{'' if value is None else '=' + value.decode()}"
+
+
+def make_fill(first: int, count: int) -> list[Content]:
+    """Return messages with keys of their own that cannot be compressed."""
+    chance = random.Random(first)
+    return [(f"fill-{number}".encode(), chance.randbytes(1_000)) for number in range(first, first + count)]
+
+
+def is_fill(key: bytes | None) -> bool:
+    return (key or b"").startswith(b"fill-")
 
 
 @pytest.fixture(scope="module")
