@@ -1,7 +1,8 @@
 """Whatever happens to messages, `final_messages` ends with those that a fetch shows, each once.
 
-A real leader, which is replaced at random, and a clock that goes on and jumps.
-Kills between two writes: `test_sequencer.py`.
+A compacted topic shows the newest message of each key that another topic has, which takes the same messages and is not
+compacted. A real leader, which is replaced at random, and a clock that goes on and jumps.
+Kills between two writes: `test_sequencer.py` and `test_interruptions.py`.
 """
 
 import tempfile
@@ -12,13 +13,22 @@ from typing import Any
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
-from finals import are_all_final, check_each_added_once, find_difference, read_from_final_files
+from finals import (
+    PATIENCE_S,
+    are_all_final,
+    check_each_added_once,
+    find_difference,
+    let_readers_move_on,
+    read_from_final_files,
+)
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from stateful.runs import runs
 from unit.served import until
 
+from lakemq.engine.maintenance import compaction
 from lakemq.errors import LakeMQError
-from lakemq.testing import MovableClock, serve
+from lakemq.jobs.audit import audit
+from lakemq.testing import MovableClock, serve, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +43,13 @@ CONFIG = {
     "retention.check.interval.ms": 1_000,
 }
 TOPICS = ("a", "b.c")
+COMPACTED, WHOLE = "compacted", "whole"
+TOMBSTONES_MS = 100_000
+COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": TOMBSTONES_MS}
+
 topics = st.sampled_from(TOPICS)
+names = st.sampled_from(["x", "y"])
+contents = st.lists(st.tuples(st.sampled_from("abcde"), st.none() | st.text("xyz", max_size=2)), min_size=1, max_size=9)
 
 
 class FinalMessages(RuleBasedStateMachine):
@@ -48,6 +64,8 @@ class FinalMessages(RuleBasedStateMachine):
         self.mq.groups.create("g", {"group.protocol": "queue"})
         for topic in TOPICS:
             self.mq.topics.create(topic, 2, config={"ttl.ms": 600_000} if topic == "a" else {})
+        self.mq.topics.create(COMPACTED, 2, config=COMPACT)
+        self.mq.topics.create(WHOLE, 2)
 
     def next_values(self, count: int) -> list[str]:
         self.count += count
@@ -63,13 +81,31 @@ class FinalMessages(RuleBasedStateMachine):
         else:
             self.mq.publish(topic, pa.table({"value": values, "key": [value[:2] for value in values]}))
 
-    @rule(topic=topics, name=st.sampled_from(["x", "y"]))
-    def send_in_transaction(self, topic: str, name: str) -> None:
+    @rule(messages=contents)
+    def publish_with_keys(self, messages: list[tuple[str, str | None]]) -> None:
+        keys, values = zip(*messages, strict=True)
+        for topic in (COMPACTED, WHOLE):
+            self.mq.publish(topic, pa.table({"key": keys, "value": pa.array(values, pa.string())}))
+
+    def begin_transaction(self, name: str) -> Any:
         if name not in self.producers:
-            self.producers[name] = self.mq.producer(name)
+            self.producers[name] = self.mq.producer(name, transaction_timeout_ms=900_000)
             self.producers[name].begin_transaction()
-        self.producers[name].send(topic, *self.next_values(1))
-        self.producers[name].flush()
+        return self.producers[name]
+
+    @rule(topic=topics, name=names)
+    def send_in_transaction(self, topic: str, name: str) -> None:
+        producer = self.begin_transaction(name)
+        producer.send(topic, *self.next_values(1))
+        producer.flush()
+
+    @rule(messages=contents, name=names)
+    def send_with_keys_in_transaction(self, messages: list[tuple[str, str | None]], name: str) -> None:
+        producer = self.begin_transaction(name)
+        for topic in (COMPACTED, WHOLE):
+            for key, value in messages:
+                producer.send(topic, value, key=key)
+            producer.flush()
 
     @rule(commits=st.booleans())
     @precondition(lambda self: self.producers)
@@ -91,10 +127,15 @@ class FinalMessages(RuleBasedStateMachine):
         """Let retention delete the oldest messages, also later ones, until the topic is replaced."""
         self.mq.topics.alter(topic, config={"retention.bytes": size_bytes})
 
-    @rule(topic=topics, partition=st.integers(0, 1))
-    def delete_records(self, topic: str, partition: int) -> None:
-        end = self.mq.end_offsets(topic)[partition]
-        self.mq.topics.delete_records(topic, {partition: end // 2})
+    @rule(topics=st.sampled_from([("a",), ("b.c",), (COMPACTED, WHOLE)]), partition=st.integers(0, 1))
+    def delete_records(self, topics: tuple[str, ...], partition: int) -> None:
+        end = self.mq.end_offsets(topics[0])[partition]
+        for topic in topics:
+            self.mq.topics.delete_records(topic, {partition: end // 2})
+
+    @rule()
+    def let_tombstones_age(self) -> None:
+        self.clock.advance(seconds=TOMBSTONES_MS / 1_000)
 
     @rule(topic=topics)
     @precondition(lambda self: not self.producers)
@@ -121,6 +162,7 @@ class FinalMessages(RuleBasedStateMachine):
         until(lambda: are_all_final(self.mq) and not find_difference(self.mq))
         check_each_added_once(self.mq)
         self.check_seen_messages()
+        self.check_newest_messages()
 
     @rule()
     def read_from_final_files(self) -> None:
@@ -133,6 +175,8 @@ class FinalMessages(RuleBasedStateMachine):
         topics = self.mq.state().topics
         values: dict[tuple[int, int, int], bytes] = {}
         for topic_id, topic in topics.items():
+            if topic.topic == COMPACTED:
+                continue
             rows = self.mq.fetch(topic.topic, include_expired=True).to_arrow()
             columns = (rows.column(name).to_pylist() for name in ("partition", "offset", "value"))
             values |= {(topic_id, partition, offset): value for partition, offset, value in zip(*columns, strict=True)}
@@ -141,6 +185,30 @@ class FinalMessages(RuleBasedStateMachine):
             if topic_id in topics and offset >= topics[topic_id].log_starts[partition]:
                 assert values[place] == value
         self.seen = values
+
+    def check_newest_messages(self) -> None:
+        """Check that the compacted topic has the newest message of each key, unless that is a tombstone."""
+        whole, shown = self.read(WHOLE), self.read(COMPACTED)
+        assert shown.items() <= whole.items()
+        newest = {(partition, key): offset for (partition, offset), (key, _) in sorted(whole.items())}
+        shown_keys = {(partition, key) for (partition, _), (key, _) in shown.items()}
+        for (partition, key), offset in newest.items():
+            is_tombstone = whole[partition, offset][1] is None
+            assert (partition, offset) in shown or (is_tombstone and (partition, key) not in shown_keys)
+
+    def read(self, topic: str) -> dict[tuple[int, int], tuple[bytes, bytes | None]]:
+        messages = self.mq.fetch(topic)
+        return {(message.partition, message.offset): (message.key, message.value) for message in messages}
+
+    def is_compacted(self) -> bool:
+        let_readers_move_on(self.mq, self.clock)
+        shown = self.read(COMPACTED)
+        return len({(partition, key) for (partition, _), (key, _) in shown.items()}) == len(shown)
+
+    @rule()
+    def wait_for_compaction(self) -> None:
+        wait_until(self.is_compacted, "compaction", PATIENCE_S)
+        self.check_newest_messages()
 
     @rule()
     def replace_leader(self) -> None:
@@ -152,12 +220,16 @@ class FinalMessages(RuleBasedStateMachine):
         try:
             while self.producers:
                 self.end_transaction(True)
+            self.wait_for_compaction()
             self.read_from_final_files()
+            broken = [outcome.rule for outcome in audit(self.mq.namespace, None).outcomes if outcome.broken]
+            assert [rule for rule in broken if not rule.is_warning] == []
         finally:
             self.open.close()
             self.folder.cleanup()
 
 
 @pytest.mark.hypothesis
-def test_final_messages_are_what_a_fetch_shows() -> None:
-    run_state_machine_as_test(FinalMessages, settings=runs(30, 12))
+def test_final_messages_are_what_a_fetch_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "LONG_RUN", 2)
+    run_state_machine_as_test(FinalMessages, settings=runs(30, 15))
