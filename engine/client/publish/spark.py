@@ -96,16 +96,13 @@ class SparkPublisher:
         self,
         namespace: Namespace,
         requester: Requester,
-        metadata: Callable[[], State],
+        state: Callable[[], State],
         clock: Clock,
         crash_point: crash.CrashPoint = crash.nowhere,
     ) -> None:
-        self._ns, self._requester, self._metadata, self._clock = namespace, requester, metadata, clock
+        """state: returns topics, and what else a client sees, as of the newest step."""
+        self._ns, self._requester, self.state, self._clock = namespace, requester, state, clock
         self._crash_point = crash_point
-
-    def state(self) -> State:
-        """Topics, and what else a client sees, as of the newest step."""
-        return self._metadata()
 
     def publish(
         self,
@@ -129,13 +126,13 @@ class SparkPublisher:
         rows = select_message_rows(df if spark_gate is None else spark_gate.df, columns, order_by, spark_gate)
 
         def routes() -> Routes:
-            return Routes((find_route(self._metadata(), publication.destination),))
+            return Routes((find_route(self.state(), publication.destination),))
 
         return self._publish_with_current_routes(routes, rows, publication, now_ms, spark_gate)
 
     def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any]) -> None:
         """Raise what `publish` of such a DataFrame, or of a batch of a stream, raises before it starts."""
-        find_route(self._metadata(), destination)
+        find_route(self.state(), destination)
         select_message_rows(df, columns, None)
 
     def publish_by_topic(
@@ -155,7 +152,7 @@ class SparkPublisher:
         rows = select_message_rows(df, dict.fromkeys(df.columns), None)
 
         def routes() -> Routes:
-            return find_routes(self._metadata(), names, source)
+            return find_routes(self.state(), names, source)
 
         return self._publish_with_current_routes(routes, rows, Publication(source, on_error, application), now_ms)
 

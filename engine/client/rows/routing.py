@@ -2,19 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from ...protocol.errors import UnknownTopicOrPartition
-from ...protocol.hashing import Partitioner
 from ...protocol.names import check_destination, find_reached_topics
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic, TopicRef
-from ..schemas import SchemaRule
 from ..schemas.topic_schema import build_schema_rule
 from .delay_rule import DelayRule
 from .placing import Copy
-
-_Placement: TypeAlias = tuple[int, Partitioner, int, DelayRule, SchemaRule | None, bool]
 
 
 @dataclass(frozen=True)
@@ -38,13 +33,13 @@ def find_route(state: State, destination: str) -> Route:
     if not names:
         raise UnknownTopicOrPartition("No topic has this name or subscribes to it.", found=destination)
     topics = [state.topic(name) for name in names]
-    by_placement: dict[_Placement, list[int]] = {}
+    copies: dict[Copy, list[int]] = {}
     for i, topic in enumerate(topics):
-        by_placement.setdefault(_placement_settings(topic), []).append(i)
+        copies.setdefault(_build_copy(topic), []).append(i)
     return Route(
         destination,
         tuple(TopicRef(t.topic, t.topic_id, t.partition_count) for t in topics),
-        tuple(Copy(*placement[:3], tuple(indexes), *placement[3:]) for placement, indexes in by_placement.items()),
+        tuple(copy._replace(topics=tuple(indexes)) for copy, indexes in copies.items()),
         state.step,
         {topic.topic_id: retention_ms for topic in topics if (retention_ms := _find_retention_ms(topic)) >= 0},
     )
@@ -92,11 +87,13 @@ class RouteCache:
         self._routes = {}
 
 
-def _placement_settings(topic: Topic) -> _Placement:
+def _build_copy(topic: Topic) -> Copy:
+    """Return the copy for a topic, without topics."""
     most_bytes = topic.setting("max.message.bytes")
     schema = None if topic.schema is None else build_schema_rule(topic.schemas)
     needs_key = "compact" in topic.setting("cleanup.policy")
-    return topic.partition_count, topic.setting("partitioner"), most_bytes, build_delay_rule(topic), schema, needs_key
+    partitioner, delays = topic.setting("partitioner"), build_delay_rule(topic)
+    return Copy(topic.partition_count, partitioner, most_bytes, (), delays, schema, needs_key)
 
 
 def build_delay_rule(topic: Topic) -> DelayRule:
