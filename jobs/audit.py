@@ -28,15 +28,7 @@ from lakemq.engine.client.quality.topic_audit import TABLES, check_columns, load
 from lakemq.engine.namespace.extras import needs
 from lakemq.engine.namespace.namespace import Namespace
 from lakemq.errors import ExpectationFailed, IllegalState, InvalidRecord, TableDamaged
-from lakemq.jobs.entry import (
-    Counts,
-    connect_namespace,
-    make_job_parser,
-    parse_arguments,
-    run,
-    run_as_script,
-    storage_options,
-)
+from lakemq.jobs import entry
 from lakemq.jobs.output import to_json
 
 if TYPE_CHECKING:
@@ -235,7 +227,9 @@ def _site(docs: Path) -> Any:
 
 def parser() -> argparse.ArgumentParser:
     examples = "--path data/mq --conf conf/lakemq.yaml\n--path data/mq --docs audit-docs --strict"
-    parser = make_job_parser("audit", "Check the invariants of a namespace, or the messages of a topic.", examples)
+    parser = entry.make_job_parser(
+        "audit", "Check the invariants of a namespace, or the messages of a topic.", examples
+    )
     parser.add_argument("--docs", metavar="FOLDER", type=Path, help="write Great Expectations' Data Docs (HTML) there")
     parser.add_argument("--strict", action="store_true", help="treat warnings as failures")
     group = parser.add_argument_group("topic", "a topic whose messages are checked by its suite instead, with Spark")
@@ -258,14 +252,14 @@ def _parse_ranges(text: str) -> dict[int, tuple[int, int]]:
 
 def main(arguments: list[str] | None = None) -> int:
     made = parser()
-    options = parse_arguments(made, arguments)
+    options = entry.parse_arguments(made, arguments)
     if options.topic is None and (options.suite or options.offsets):
         made.error("--suite and --offsets need --topic")
 
-    def work() -> Counts:
+    def work() -> entry.Counts:
         audited: Mapping[str, Any] = {}
         if options.topic is None:
-            with connect_namespace(options) as mq:
+            with entry.connect_namespace(options) as mq:
                 result = audit(mq.namespace, options.docs)
         else:
             result, audited = _audit_topic_in_session(options)
@@ -284,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise TableDamaged("The audit found broken invariants.", found=names)
         return {"step": result.step, "rules": len(result.outcomes), "warnings": len(broken), **audited}
 
-    return run("audit", options, work)
+    return entry.run("audit", options, work)
 
 
 def _audit_topic_in_session(options: argparse.Namespace) -> tuple[Audit, dict[str, Any]]:
@@ -295,10 +289,10 @@ def _audit_topic_in_session(options: argparse.Namespace) -> tuple[Audit, dict[st
     if not hasattr(spark, "_jvm"):
         expected = "a classic session: no SPARK_REMOTE, no spark.api.mode"
         raise IllegalState("Great Expectations cannot read this session.", found="Spark Connect", expected=expected)
-    storage = storage_options(options.storage_option)
+    storage = entry.storage_options(options.storage_option)
     with connect(options.path, spark=spark, conf=options.conf, storage_options=storage) as mq:
         return audit_topic(mq, spark, options.topic, options.table, options.suite, options.offsets, options.docs)
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    entry.run_as_script(main)

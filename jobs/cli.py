@@ -29,12 +29,12 @@ from lakemq.jobs.commands import (
     transactions,
     worker,
 )
-from lakemq.jobs.commands.shared.context import Session
+from lakemq.jobs.commands.shared.context import Session, set_session
 from lakemq.jobs.commands.shared.examples import add_examples
 from lakemq.jobs.entry import PATH_VARIABLE, storage_options
-from lakemq.jobs.output import Output, one_line
+from lakemq.jobs.output import Output
 from lakemq.jobs.process import exits
-from lakemq.jobs.process.exits import all_codes, describe_error, exit_code_of
+from lakemq.jobs.process.exits import all_codes, describe_end
 from lakemq.jobs.process.streams import TRACE_VARIABLE, log_to_stderr, open_standard_streams
 
 _GLOBAL = ("--path", "--conf", "--storage-option", "--output")
@@ -76,16 +76,11 @@ def _report_errors() -> Iterator[None]:
             sys.stdout.flush()
         except OSError:
             _discard_buffered_output()
-        # a library may turn a signal into an error of its own: report the signal
-        number = exits.received_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
-        if number is not None:
-            typer.echo(f"INTERRUPTED: by {signal.Signals(number).name}", err=True)
-            raise typer.Exit(128 + number) from None
-        if not isinstance(error, Exception) or os.environ.get(TRACE_VARIABLE):
+        line, code = describe_end(error)
+        if os.environ.get(TRACE_VARIABLE) and not line.startswith("INTERRUPTED"):
             raise
-        line = one_line(describe_error(error))
         typer.echo(line, err=True)
-        raise typer.Exit(exit_code_of(line)) from None
+        raise typer.Exit(code) from None
 
 
 def _discard_buffered_output() -> None:
@@ -132,7 +127,6 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def lakemq(
-    ctx: typer.Context,
     path: Annotated[
         str | None,
         typer.Option(envvar=PATH_VARIABLE, metavar="PATH", help="The namespace: a folder or an object store URI."),
@@ -153,27 +147,26 @@ def lakemq(
     ] = False,
 ) -> None:
     """A partitioned, transactional message queue whose state is Delta tables."""
-    ctx.obj = Session(path, conf, storage_options(storage_option or []), output)
+    set_session(Session(path, conf, storage_options(storage_option or []), output))
 
 
-namespace.add_to(app)
-status.add_to(app)
-status.add_history_to(app)
-topics.add_to(app)
-publish.add_to(app)
-messages.add_to(app)
-groups.add_offsets_to(app)
-messages.add_consume_to(app)
-worker.add_to(app)
-mirror.add_to(app)
-query.add_to(app)
-transactions.add_to(app)
-delayed.add_to(app)
-schedules.add_to(app)
-dead_letters.add_to(app)
-groups.add_to(app)
-bench.add_to(app)
-namespace.add_console_to(app)
+for command in (
+    *(namespace.init, namespace.serve, namespace.step, namespace.catalog, namespace.doctor, namespace.fsck),
+    *(namespace.audit, namespace.backup, namespace.restore, status.status, status.report, publish.publish),
+    *(messages.fetch, messages.tail, groups.offsets, messages.consume, worker.worker, mirror.mirror, query.sql),
+    *(query.spark_sql, transactions.describe_producers, namespace.console),
+):
+    app.command()(command)
+for name, group in {
+    "topics": topics.topics,
+    "transactions": transactions.transactions,
+    "delayed": delayed.delayed,
+    "schedules": schedules.schedules,
+    "dead-letters": dead_letters.dead_letters,
+    "groups": groups.groups,
+    "bench": bench.bench,
+}.items():
+    app.add_typer(group, name=name)
 add_examples(app)
 
 

@@ -20,15 +20,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import GroupIdNotFound, InvalidRequest
-from lakemq.jobs.entry import (
-    Counts,
-    connect_namespace,
-    make_job_parser,
-    parse_arguments,
-    run,
-    run_as_script,
-    whole_number,
-)
+from lakemq.jobs import entry
 from lakemq.jobs.serve import catch_stop_signals
 
 if TYPE_CHECKING:
@@ -44,7 +36,7 @@ EXAMPLES = """\
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = make_job_parser("copy_topic", "Copy a topic into another, exactly once.", EXAMPLES, needs_spark=True)
+    parser = entry.make_job_parser("copy_topic", "Copy a topic into another, exactly once.", EXAMPLES, needs_spark=True)
     parser.add_argument("--master", help="Spark's master, unless spark-submit sets it")
     parser.add_argument("--from", dest="source", required=True, metavar="TOPIC", help="topic to read")
     parser.add_argument("--to", dest="target", required=True, metavar="TOPIC", help="topic to write")
@@ -54,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--id", metavar="NAME", help="transactional id and group (copy-FROM-TO)")
     parser.add_argument("--group", metavar="NAME", help="share the work with all copies of the same group")
     parser.add_argument(
-        "--max-records", type=whole_number, default=1_000_000, metavar="N", help="most messages of a batch"
+        "--max-records", type=entry.whole_number, default=1_000_000, metavar="N", help="most messages of a batch"
     )
     parser.add_argument("--follow", action="store_true", help="wait for more messages instead of ending")
     return parser
@@ -120,17 +112,17 @@ def select_messages(rows: DataFrame, where: str) -> DataFrame:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse_arguments(parser(), arguments)
+    options = entry.parse_arguments(parser(), arguments)
 
-    def job() -> Counts:
+    def job() -> entry.Counts:
         with needs("spark"):  # not at the top: if the extra is missing, the job must report that in its last line
             from lakemq.jobs.session import spark_session
         spark = spark_session("lakemq copy_topic", options.master)
-        with catch_stop_signals() as stop, connect_namespace(options, spark) as mq, mq.serving():
+        with catch_stop_signals() as stop, entry.connect_namespace(options, spark) as mq, mq.serving():
             return {"records": copy(mq, options, stop), "step": mq.state().step}
 
-    return run("copy_topic", options, job)
+    return entry.run("copy_topic", options, job)
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    entry.run_as_script(main)

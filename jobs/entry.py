@@ -10,15 +10,14 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lakemq.jobs.output import one_line, to_json
+from lakemq.jobs.output import to_json
 from lakemq.jobs.process import exits
-from lakemq.jobs.process.exits import Exit, all_codes, describe_error, exit_code_of
+from lakemq.jobs.process.exits import Exit, all_codes, describe_end
 from lakemq.jobs.process.streams import TRACE_VARIABLE, JsonLines, log_to_stderr
 
 if TYPE_CHECKING:
@@ -128,18 +127,10 @@ def run(name: str, options: argparse.Namespace, work: Callable[[], Counts]) -> i
 
 
 def _ended_by(error: BaseException) -> tuple[int, Counts]:
-    # a library may turn a signal into an error of its own: report the signal
-    number = exits.received_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
-    if number is not None:
-        line, code = f"INTERRUPTED: by {signal.Signals(number).name}", 128 + number
-    elif isinstance(error, Exception):
-        line = one_line(describe_error(error))
-        code = exit_code_of(line).value
-    else:
-        raise error
+    line, code = describe_end(error)
     log.error(line, exc_info=error if os.environ.get(TRACE_VARIABLE) else None)
     refusal, _, message = line.partition(": ")
-    return code, {"error": refusal, "message": message}
+    return int(code), {"error": refusal, "message": message}
 
 
 def run_as_script(job: Callable[[list[str]], int]) -> None:

@@ -48,6 +48,15 @@ def one_line(text: str) -> str:
     return escape_control_characters(" ".join(text.split()))
 
 
+MOST_NAMED = 5
+
+
+def name_some(names: Sequence[str], between: str = ", ") -> str:
+    """Return the first names in one text, and how many more there are."""
+    more = [f"and {len(names) - MOST_NAMED:,} more"] if len(names) > MOST_NAMED else []
+    return between.join([*names[:MOST_NAMED], *more])
+
+
 def escape_control_characters(text: str) -> str:
     """Return the text with control characters escaped."""
     if text.isprintable():
@@ -55,7 +64,7 @@ def escape_control_characters(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
-def show(records: Iterable[Record], output: Output, columns: Sequence[str]) -> None:
+def print_records(records: Iterable[Record], output: Output, columns: Sequence[str]) -> None:
     """Print records. `columns`: the fields of a table or a CSV; JSON has all fields."""
     if output is Output.json:
         for record in records:

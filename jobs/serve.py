@@ -19,15 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lakemq.jobs.entry import (
-    Counts,
-    connect_namespace,
-    make_job_parser,
-    parse_arguments,
-    run,
-    run_as_script,
-    whole_number,
-)
+from lakemq.jobs import entry
 from lakemq.jobs.process.exits import handle_signals
 from lakemq.jobs.process.native_memory import MemoryRelease, choose_allocator, collect_rarely
 from lakemq.jobs.process.probe import probe
@@ -178,21 +170,21 @@ class _StandbySign:
 
 def parser() -> argparse.ArgumentParser:
     examples = "--path data/mq --conf conf/lakemq.yaml\n--path data/mq --for-ms 900000"
-    parser = make_job_parser("serve", "Lead, or stand by, until SIGTERM or SIGINT.", examples)
-    parser.add_argument("--for-ms", type=whole_number, metavar="MS", help="end after this time, for schedulers")
+    parser = entry.make_job_parser("serve", "Lead, or stand by, until SIGTERM or SIGINT.", examples)
+    parser.add_argument("--for-ms", type=entry.whole_number, metavar="MS", help="end after this time, for schedulers")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse_arguments(parser(), arguments)
+    options = entry.parse_arguments(parser(), arguments)
 
-    def serve() -> Counts:
+    def serve() -> entry.Counts:
         choose_allocator()
-        with connect_namespace(options) as mq:
+        with entry.connect_namespace(options) as mq:
             return {"step": serve_until_signal(mq, options.for_ms)}
 
-    return run("serve", options, serve)
+    return entry.run("serve", options, serve)
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    entry.run_as_script(main)

@@ -10,15 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from lakemq.errors import NotLeader
-from lakemq.jobs.entry import (
-    Counts,
-    connect_namespace,
-    make_job_parser,
-    parse_arguments,
-    run,
-    run_as_script,
-    whole_number,
-)
+from lakemq.jobs import entry
 from lakemq.jobs.process.probe import probe
 
 if TYPE_CHECKING:
@@ -48,13 +40,13 @@ def run_steps(mq: Connection, until_idle: bool, wait_ms: int | None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     examples = "--path data/mq --conf conf/lakemq.yaml --until-idle\n--path data/mq --until-idle --wait-ms 20000"
-    parser = make_job_parser("step", "Decide the waiting requests, update the tables, and end.", examples)
+    parser = entry.make_job_parser("step", "Decide the waiting requests, update the tables, and end.", examples)
     parser.add_argument(
         "--until-idle", action="store_true", help="continue until no letter waits and nothing is overdue"
     )
     parser.add_argument(
         "--wait-ms",
-        type=whole_number,
+        type=entry.whole_number,
         metavar="MS",
         help="how long to wait while another sequencer leads (default: until it proves alive, at most lease.ms)",
     )
@@ -65,10 +57,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse_arguments(parser(), arguments)
+    options = entry.parse_arguments(parser(), arguments)
 
-    def step() -> Counts:
-        with connect_namespace(options) as mq:
+    def step() -> entry.Counts:
+        with entry.connect_namespace(options) as mq:
             try:
                 letters = run_steps(mq, options.until_idle, options.wait_ms)
             except NotLeader as leader:
@@ -78,8 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
                 letters = 0
             return {"letters": letters, "step": mq.state().step}
 
-    return run("step", options, step)
+    return entry.run("step", options, step)
 
 
 if __name__ == "__main__":
-    run_as_script(main)
+    entry.run_as_script(main)

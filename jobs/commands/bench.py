@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, connect, ensure_sequencer, show
 from lakemq.jobs.commands.shared.printing import show_progress
-from lakemq.jobs.output import note, show
+from lakemq.jobs.output import note
 
 if TYPE_CHECKING:
     from lakemq.engine.client.consume.batch import ConsumerBatch
@@ -34,16 +34,11 @@ _DELIVERED = ("delivery_avg_ms", "delivery_p50_ms", "delivery_p99_ms", "delivery
 _MB = "MB: 1,048,576 bytes of keys and values, as in Kafka's tools."
 
 
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(bench, name="bench")
-
-
 @bench.command(
     help="Publish random messages, and show rate and latency. The latency of a message is the time from `send` to its "
     f"acknowledgement. {_MB} {NEEDS_SEQUENCER} A sequencer of its own process measures more truly."
 )
 def produce(
-    ctx: typer.Context,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")],
     messages: Annotated[int, typer.Option(min=1, metavar="N", help="Number of messages.")] = 100_000,
     size: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Size of each value.")] = 100,
@@ -63,12 +58,11 @@ def produce(
 ) -> None:
     from lakemq.engine.client.topics import parse_config
 
-    session = get_session(ctx)
     payloads = make_payloads(size) if payload_file is None else _read_payloads(payload_file)
     options: dict[str, Any] = {
         name: int(text) if text.isdigit() else text for name, text in parse_config(config or []).items()
     }
-    with session.connect() as mq:
+    with connect() as mq:
         mq.topics.describe(topic)
         with ensure_sequencer(mq), mq.producer(**options) as producer:
 
@@ -86,7 +80,7 @@ def produce(
     key_bytes = sum(len(str(number % keys)) for number in range(messages)) if keys else 0
     sent_bytes = key_bytes + sum(len(payloads[number % len(payloads)]) for number in range(messages))
     result = {**_throughput(messages, sent_bytes, seconds), **_percentiles("latency", latencies_ms)}
-    show([{"topic": topic, **result}], session.output, _PRODUCED)
+    show([{"topic": topic, **result}], _PRODUCED)
 
 
 @bench.command(
@@ -95,7 +89,6 @@ def produce(
     f"it. {_MB} {NEEDS_SEQUENCER}"
 )
 def consume(
-    ctx: typer.Context,
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names of the topics.")],
     messages: Annotated[int, typer.Option(min=1, metavar="N", help="End after N messages.")] = 100_000,
     group: Annotated[
@@ -111,9 +104,9 @@ def consume(
         int, typer.Option(min=0, metavar="MS", help="End after this time without a message.")
     ] = 10_000,
 ) -> None:
-    session, name = get_session(ctx), group or f"bench-{secrets.token_hex(4)}"
+    name = group or f"bench-{secrets.token_hex(4)}"
     how: dict[str, Any] = {"protocol": protocol, "auto_offset_reset": begin}
-    with session.connect() as mq, ensure_sequencer(mq):
+    with connect() as mq, ensure_sequencer(mq):
         figures = _ConsumedFigures(are_new=begin == "latest")
         with (
             mq.consumer(name, topics=topics, **how) as consumer,
@@ -125,7 +118,7 @@ def consume(
         if group is None and name in mq.groups.list():
             mq.groups.delete(name)
     columns = (*_CONSUMED, *(_DELIVERED if begin == "latest" else ()))
-    show([{"topics": topics, "group": name, **figures.result()}], session.output, columns)
+    show([{"topics": topics, "group": name, **figures.result()}], columns)
     if figures.messages < messages:
         note(f"messages that did not come within {timeout_ms} ms: {messages - figures.messages:,}")
 

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.commands.shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import (
+    ASKS,
+    NEEDS_SEQUENCER,
+    Yes,
+    confirm,
+    connect,
+    ensure_sequencer,
+    get_session,
+    show,
+)
 from lakemq.jobs.commands.shared.times import DelayMs, DeliverAt, from_millis, parse_moment_option, to_millis, to_record
-from lakemq.jobs.output import Output, show
+from lakemq.jobs.output import Output
 from lakemq.jobs.process.streams import end_with_reader
 
 if TYPE_CHECKING:
@@ -19,37 +28,31 @@ delayed = typer.Typer(no_args_is_help=True, help="List, cancel and reschedule de
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show which messages it would affect.")]
 
-_CANCELLED = ("topic", "partition", "key", "deliver_at", "receipt", "outcome")
-_LISTED = ("topic", "messages", "open", "ranges", "first_due", "last_due")
-_DESCRIBED = ("topic", "messages", "open", "ranges", "first_due", "last_due", "released_until")
-
-
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(delayed, name="delayed")
+_CANCELLED = "topic, partition, key, deliver_at, receipt, outcome"
+_LISTED = "topic, messages, open, ranges, first_due, last_due"
+_DESCRIBED = "topic, messages, open, ranges, first_due, last_due, released_until"
 
 
 @delayed.command("list")
-def list_delayed_messages(ctx: typer.Context) -> None:
+def list_delayed_messages() -> None:
     """List the topics with waiting messages, by name.
 
     open: messages of transactions that have not ended; ranges: rows in the table `delayed`.
     """
-    session = get_session(ctx)
-    with session.connect() as mq:
-        show(map(to_record, mq.delayed.all()), session.output, _LISTED)
+    with connect() as mq:
+        show(map(to_record, mq.delayed.all()), _LISTED)
 
 
 @delayed.command()
-def describe(ctx: typer.Context, topic: Annotated[str, typer.Argument(help="The topic.")]) -> None:
+def describe(topic: Annotated[str, typer.Argument(help="The topic.")]) -> None:
     """Show the messages that wait for a topic.
 
     released_until: all messages that were due by then, of any topic, are released.
     """
-    session = get_session(ctx)
-    with session.connect() as mq:
+    with connect() as mq:
         until = from_millis(mq.delayed.pointer_ms() or None)
         rows = [{**to_record(info), "released_until": until} for info in mq.delayed.all(topic)]
-        show(rows, session.output, _DESCRIBED)
+        show(rows, _DESCRIBED)
 
 
 @delayed.command(
@@ -58,7 +61,6 @@ def describe(ctx: typer.Context, topic: Annotated[str, typer.Argument(help="The 
     f" By topic, key or condition it asks for confirmation first, unless --yes is given. {NEEDS_SEQUENCER}"
 )
 def cancel(
-    ctx: typer.Context,
     receipts: Annotated[
         list[str] | None, typer.Argument(metavar="[RECEIPT...]", help="Receipts that `schedule` and `send` returned.")
     ] = None,
@@ -71,39 +73,37 @@ def cancel(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    session, is_where = get_session(ctx), any(receipt is not None for receipt in (topic, key, where))
+    is_where = any(receipt is not None for receipt in (topic, key, where))
     if bool(receipts) == is_where:
         raise typer.BadParameter("give receipts, or --topic, --key or --where", param_hint="RECEIPT")
     if dry_run and not is_where:
         raise typer.BadParameter("it goes only with --topic, --key or --where", param_hint="--dry-run")
-    with session.connect() as mq:
+    with connect() as mq:
         if is_where:
             confirm(f"Cancel the delayed messages {_which(topic, key, where)}?", yes or dry_run)
         with ensure_sequencer(mq):
             if is_where:
                 cancelled = mq.delayed.cancel_where(topic, key, where, dry_run=dry_run)
-                show(cancelled.to_pylist(), session.output, _CANCELLED)
+                show(cancelled.to_pylist(), _CANCELLED)
                 return
             outcomes = mq.delayed.cancel_all(receipts or [])
     rows = [{"receipt": receipt, "outcome": outcome} for receipt, outcome in zip(receipts or [], outcomes, strict=True)]
-    show(rows, session.output, ("receipt", "outcome"))
+    show(rows, ("receipt", "outcome"))
 
 
 @delayed.command(help=f"Cancel all messages that wait for a topic, and count them by outcome. {ASKS} {NEEDS_SEQUENCER}")
 def purge(
-    ctx: typer.Context,
     topic: Annotated[str, typer.Argument(help="The topic.")],
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    session = get_session(ctx)
-    with session.connect() as mq:
+    with connect() as mq:
         mq.topics.describe(topic)  # refuse a topic that does not exist before asking for confirmation
         confirm(f"Cancel all delayed messages of topic {topic!r}?", yes or dry_run)
         with ensure_sequencer(mq):
             counts = mq.delayed.cancel_where(topic, dry_run=dry_run).column("outcome").value_counts().to_pylist()
     rows = [{"outcome": count["values"], "messages": count["counts"]} for count in counts]
-    show(rows, session.output, ("outcome", "messages"))
+    show(rows, ("outcome", "messages"))
 
 
 @delayed.command(
@@ -111,23 +111,21 @@ def purge(
     f" {NEEDS_SEQUENCER}"
 )
 def reschedule(
-    ctx: typer.Context,
     receipt: Annotated[str, typer.Argument(help="The receipt that `schedule` or `send` returned.")],
     deliver_at: DeliverAt = None,
     delay_ms: DelayMs = None,
 ) -> None:
-    session, at = get_session(ctx), parse_moment_option(deliver_at)
+    at = parse_moment_option(deliver_at)
     if (at is None) == (delay_ms is None):
         raise typer.BadParameter("give --deliver-at or --delay-ms", param_hint="--deliver-at")
-    with session.connect() as mq, ensure_sequencer(mq):
+    with connect() as mq, ensure_sequencer(mq):
         result = mq.delayed.reschedule(receipt, deliver_at=at, delay_ms=delay_ms)
     row = {"outcome": result.outcome, "deliver_at": from_millis(result.deliver_at_ms), "receipt": result.receipt}
-    show([row], session.output, ("outcome", "deliver_at", "receipt"))
+    show([row], ("outcome", "deliver_at", "receipt"))
 
 
 @delayed.command()
 def release(
-    ctx: typer.Context,
     until: Annotated[
         str | None,
         typer.Option(
@@ -151,15 +149,15 @@ def release(
     if until is not None and watch:
         raise typer.BadParameter("it does not go with --watch, which has no end", param_hint="--until")
     at = parse_moment_option(until, "--until")
-    session = get_session(ctx)
+    session = get_session()
 
     def tell(progress: ReleaseProgress) -> None:
         if session.output is Output.table:
             typer.echo(sentence(progress))
         else:
-            show([progress._asdict()], session.output, progress._fields)
+            show([progress._asdict()], progress._fields)
 
-    with session.connect() as mq, catch_stop_signals() as stop, end_with_reader() if watch else nullcontext():
+    with connect() as mq, catch_stop_signals() as stop, end_with_reader() if watch else nullcontext():
         release_due(mq, None if at is None else to_millis(at), watch, stop, tell)
 
 

@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from lakemq.jobs.commands.shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import (
+    ASKS,
+    NEEDS_SEQUENCER,
+    Yes,
+    confirm,
+    connect,
+    ensure_sequencer,
+    get_session,
+    show,
+)
 from lakemq.jobs.commands.shared.times import parse_duration, parse_time
-from lakemq.jobs.output import Output, note, show, to_json
+from lakemq.jobs.output import Output, note, to_json
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -49,9 +58,9 @@ def add_to(groups: typer.Typer) -> None:
     )(reset_offsets)
 
 
-def delete(ctx: typer.Context, group: Groups = None, all_groups: AllGroups = False, yes: Yes = False) -> None:
-    session, refused, deleted = get_session(ctx), _RefusedGroups(), []
-    with session.connect() as mq:
+def delete(group: Groups = None, all_groups: AllGroups = False, yes: Yes = False) -> None:
+    refused, deleted = _RefusedGroups(), []
+    with connect() as mq:
         names = select_groups(mq, group, all_groups)
         confirm(f"Delete the committed offsets of these groups: {', '.join(names) or 'none'}?", yes)
         with ensure_sequencer(mq):
@@ -60,12 +69,11 @@ def delete(ctx: typer.Context, group: Groups = None, all_groups: AllGroups = Fal
                     mq.groups.delete(name)
                     deleted.append({"group": name, "deleted": True})
     if deleted:
-        show(deleted, session.output, ("group", "deleted"))
+        show(deleted, ("group", "deleted"))
     refused.tell()
 
 
 def delete_offsets(
-    ctx: typer.Context,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")],
     topic: Topics = None,
     yes: Yes = False,
@@ -73,15 +81,13 @@ def delete_offsets(
     topics = _parse_topics(topic)
     if topics is None:
         raise typer.BadParameter("name at least one topic", param_hint="--topic")
-    session = get_session(ctx)
-    with session.connect() as mq:
+    with connect() as mq:
         confirm(f"Delete the committed offsets of group {group!r} for {', '.join(topic or ())}?", yes)
         with ensure_sequencer(mq):
-            show(map(asdict, mq.groups.delete_offsets(group, topics)), session.output, _CHANGES)
+            show(map(asdict, mq.groups.delete_offsets(group, topics)), _CHANGES)
 
 
 def reset_offsets(
-    ctx: typer.Context,
     group: Groups = None,
     all_groups: AllGroups = False,
     topic: Topics = None,
@@ -133,10 +139,9 @@ def reset_offsets(
         raise typer.BadParameter(
             "they do not go with --from-file, which names the partitions", param_hint="--topic, --all-topics"
         )
-    session = get_session(ctx)
     changes: list[GroupOffsetChange] = []
     refused = _RefusedGroups()
-    with session.connect() as mq, ensure_sequencer(mq):
+    with connect() as mq, ensure_sequencer(mq):
         names = select_groups(mq, group, all_groups)
         by_group = None if from_file is None else _read(from_file, names)
         for name in names:
@@ -144,9 +149,9 @@ def reset_offsets(
             with refused.collect(name):
                 changes += mq.groups.reset_offsets(name, **target, dry_run=not execute)
     if export:
-        _export(changes, session.output, with_group=len(names) > 1)
+        _export(changes, with_group=len(names) > 1)
     else:
-        show(map(asdict, changes), session.output, _CHANGES)
+        show(map(asdict, changes), _CHANGES)
     if not execute:
         note("Nothing was changed. Give --execute to make the change.")
     refused.tell()
@@ -246,11 +251,11 @@ def _offset_lines(file: TextIO) -> Iterator[list[str]]:
         yield [str(entry[name]) for name in ("group", "topic", "partition", "offset") if name in entry]
 
 
-def _export(changes: Iterable[GroupOffsetChange], output: Output, with_group: bool) -> None:
+def _export(changes: Iterable[GroupOffsetChange], with_group: bool) -> None:
     """Print lines for --from-file: CSV, or with --output json an object a line."""
     for change in changes:
         fields = {"group": change.group, "topic": change.topic, "partition": change.partition, "offset": change.after}
-        if output is Output.json:
+        if get_session().output is Output.json:
             print(to_json(fields))
         else:
             print(",".join(map(str, list(fields.values())[0 if with_group else 1 :])))

@@ -9,10 +9,10 @@ import typer
 
 from lakemq.jobs.commands import group_operations
 from lakemq.jobs.commands.messages import Isolation
-from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, connect, ensure_sequencer, show
 from lakemq.jobs.commands.shared.times import from_millis, parse_moment, parse_past_option, to_record
 from lakemq.jobs.commands.topics import list_settings
-from lakemq.jobs.output import note, show
+from lakemq.jobs.output import note
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -24,98 +24,28 @@ if TYPE_CHECKING:
 groups = typer.Typer(no_args_is_help=True, help="Consumer groups: members, assignments, offsets and lag.")
 
 _GROUP_COLUMNS = (
-    "group",
-    "topic",
-    "partition",
-    "committed_offset",
-    "next_offset",
-    "counted_from",
-    "last_stable_offset",
-    "high_watermark",
-    "lag",
-    "unacknowledged",
-    "owner",
-    "deleted",
-    "expired",
-    "committed_at",
-    "pending",
+    "group, topic, partition, committed_offset, next_offset, counted_from, last_stable_offset, high_watermark, lag,"
+    " unacknowledged, owner, deleted, expired, committed_at, pending"
 )
 
 _DESCRIBED = (
-    "group",
-    "state",
-    "protocol",
-    "assignor",
-    "problem",
-    "waits_for",
-    "delay_left_ms",
-    "generation",
-    "leader",
-    "members",
-    "partitions",
-    "lag",
-    "lag_counted_from",
-    "unacknowledged",
-    "consumption_rate",
-    "deleted",
-    "expired",
-    "expires_at",
-    "shard",
-    "coordinator",
+    "group, state, protocol, assignor, problem, waits_for, delay_left_ms, generation, leader, members, partitions,"
+    " lag, lag_counted_from, unacknowledged, consumption_rate, deleted, expired, expires_at, shard, coordinator"
 )
-_SETTINGS = ("group", "setting", "value", "set")
-_STATE = ("group", "coordinator", "assignor", "state", "members", "leader", "generation", "waits_for", "delay_left_ms")
+_SETTINGS = "group, setting, value, set"
+_STATE = "group, coordinator, assignor, state, members, leader, generation, waits_for, delay_left_ms"
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
-_MEMBERS = (
-    "group",
-    "member_id",
-    "instance_id",
-    "client_id",
-    "host",
-    "process_id",
-    "assignors",
-    "partitions",
-    "topics",
-    "joined_at",
-)
-_HANDOFFS = (
-    "topic",
-    "partition",
-    "from_member",
-    "to_member",
-    "began_at",
-    "took_ms",
-    "reason",
-    "redelivered",
-    "to_offset",
-    "cut_keys",
-)
-_ASSIGNMENTS_AT = ("group", "topic", "partition", "state", "owner", "since", "until", "reason")
-_ASSIGNMENTS = (
-    "group",
-    "topic",
-    "partition",
-    "state",
-    "owner",
-    "target",
-    "lost_by",
-    "since",
-    "reason",
-    "delay_left_ms",
-)
+_MEMBERS = "group, member_id, instance_id, client_id, host, process_id, assignors, partitions, topics, joined_at"
+_HANDOFFS = "topic, partition, from_member, to_member, began_at, took_ms, reason, redelivered, to_offset, cut_keys"
+_ASSIGNMENTS_AT = "group, topic, partition, state, owner, since, until, reason"
+_ASSIGNMENTS = "group, topic, partition, state, owner, target, lost_by, since, reason, delay_left_ms"
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
 Config = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of the group; repeatable.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    group_operations.add_to(groups)
-    app.add_typer(groups, name="groups")
-
-
 @groups.command("list")
 def list_groups(
-    ctx: typer.Context,
     state: Annotated[
         list[str] | None,
         typer.Option(metavar="STATE", help=f"Only groups in this state ({', '.join(_STATES)}); repeatable."),
@@ -125,14 +55,12 @@ def list_groups(
     for name in state or ():
         if name not in _STATES:
             raise typer.BadParameter(f"{name!r} is not one of {', '.join(_STATES)}", param_hint="--state")
-    session = get_session(ctx)
-    with session.connect() as mq:
-        show(map(to_record, mq.groups.all(state or ())), session.output, ("group", "state"))
+    with connect() as mq:
+        show(map(to_record, mq.groups.all(state or ())), ("group", "state"))
 
 
 @groups.command()
 def describe(
-    ctx: typer.Context,
     group: Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Names of groups.")] = None,
     all_groups: group_operations.AllGroups = False,
     state: Annotated[
@@ -153,10 +81,9 @@ def describe(
     group waits for lost or new members before it assigns partitions. consumption_rate: offsets per second over the
     last minute (rate_window_ms in JSON). --settings: all settings of the group, and whether each is set or a default.
     """
-    session = get_session(ctx)
     if state + members + settings > 1:
         raise typer.BadParameter("give only one of them", param_hint="--state, --members, --settings")
-    with session.connect() as mq, mq.observer().look() as observation:
+    with connect() as mq, mq.observer().look() as observation:
         observed_groups = observation.groups
         _warn_of_silence(mq, observation)
         if all_groups and not group:
@@ -165,28 +92,26 @@ def describe(
             infos = [observed_groups.describe(name) for name in group_operations.select_groups(mq, group, all_groups)]
         if members:
             listed = (member for info in infos if info.members for member in observed_groups.members(info.group))
-            show(map(to_record, listed), session.output, _MEMBERS)
+            show(map(to_record, listed), _MEMBERS)
         elif settings:
             rows = ({"group": info.group, **row} for info in infos for row in list_settings(info))
-            show(rows, session.output, _SETTINGS)
+            show(rows, _SETTINGS)
         else:
-            show(map(to_record, infos), session.output, _STATE if state else _DESCRIBED)
+            show(map(to_record, infos), _STATE if state else _DESCRIBED)
 
 
 @groups.command("members")
-def list_members(ctx: typer.Context, group: Name) -> None:
+def list_members(group: Name) -> None:
     """List the members of a group with their partitions. The first member is the leader.
 
     assignors: the assignors that the member supports, best first; empty: all of them.
     """
-    session = get_session(ctx)
-    with session.connect() as mq:
-        show(map(to_record, mq.groups.members(group)), session.output, _MEMBERS)
+    with connect() as mq:
+        show(map(to_record, mq.groups.members(group)), _MEMBERS)
 
 
 @groups.command()
 def assignments(
-    ctx: typer.Context,
     group: Name,
     at: Annotated[
         str | None,
@@ -203,17 +128,15 @@ def assignments(
 
     --at reads the tables, which keep the history for group.history.ms. It shows no targets.
     """
-    session = get_session(ctx)
-    with session.connect() as mq:
+    with connect() as mq:
         if at is not None:
-            show(_assignments_at(mq, group, at), session.output, _ASSIGNMENTS_AT)
+            show(_assignments_at(mq, group, at), _ASSIGNMENTS_AT)
             return
-        show(map(to_record, mq.groups.assignments(group)), session.output, _ASSIGNMENTS)
+        show(map(to_record, mq.groups.assignments(group)), _ASSIGNMENTS)
 
 
 @groups.command()
 def handoffs(
-    ctx: typer.Context,
     group: Name,
     keys: Annotated[
         bool,
@@ -231,27 +154,24 @@ def handoffs(
     """
     from lakemq.engine.client.live_tables import count_cut_keys, read_handoffs
 
-    session = get_session(ctx)
-    with session.connect() as mq:
+    with connect() as mq:
         lags, moves = mq.groups.lag(group), read_handoffs(mq.namespace, group)
         counts = count_cut_keys(mq, lags, moves) if keys else [None] * len(moves)
         rows = [{**to_record(move), "cut_keys": count} for move, count in zip(moves, counts, strict=True)]
-        show(rows, session.output, _HANDOFFS)
+        show(rows, _HANDOFFS)
 
 
 @groups.command(help=f"Create a group with its settings before its first member joins. {NEEDS_SEQUENCER}")
-def create(ctx: typer.Context, group: Name, config: Config = None) -> None:
+def create(group: Name, config: Config = None) -> None:
     from lakemq.engine.client.topics import parse_config
 
-    session = get_session(ctx)
-    with session.connect() as mq, ensure_sequencer(mq):
+    with connect() as mq, ensure_sequencer(mq):
         mq.groups.create(group, parse_config(config or []))
-        show([to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([to_record(mq.groups.describe(group))], _DESCRIBED)
 
 
 @groups.command(help=f"Change settings of a group. {NEEDS_SEQUENCER}")
 def alter(
-    ctx: typer.Context,
     group: Name,
     config: Config = None,
     reset: Annotated[
@@ -260,20 +180,18 @@ def alter(
 ) -> None:
     from lakemq.engine.client.topics import parse_config
 
-    session = get_session(ctx)
     changes: dict[str, Any] = {**parse_config(config or []), **dict.fromkeys(reset or ())}
     if not changes:
         raise typer.BadParameter("there is nothing to change", param_hint="lakemq groups alter")
-    with session.connect() as mq, ensure_sequencer(mq):
+    with connect() as mq, ensure_sequencer(mq):
         mq.groups.alter(group, changes)
-        show([to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([to_record(mq.groups.describe(group))], _DESCRIBED)
 
 
 @groups.command(
     "remove-members", help=f"Remove members; their partitions are assigned to others at once. {NEEDS_SEQUENCER}"
 )
 def remove_members(
-    ctx: typer.Context,
     group: Name,
     member: Annotated[list[str] | None, typer.Option(metavar="ID", help="A member's id; repeatable.")] = None,
     instance: Annotated[
@@ -282,14 +200,13 @@ def remove_members(
 ) -> None:
     if not member and not instance:
         raise typer.BadParameter("name at least one member", param_hint="--member or --instance")
-    session = get_session(ctx)
-    with session.connect() as mq, ensure_sequencer(mq):
+    with connect() as mq, ensure_sequencer(mq):
         mq.groups.remove_members(group, member or [], instance or [])
-        show([to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([to_record(mq.groups.describe(group))], _DESCRIBED)
 
 
 @groups.command()
-def lag(ctx: typer.Context, group: Name) -> None:
+def lag(group: Name) -> None:
     """Show the committed offset and the lag of a group per partition.
 
     lag counts the offsets from next_offset on, including markers and aborted messages. Offsets that were deleted before
@@ -299,10 +216,12 @@ def lag(ctx: typer.Context, group: Name) -> None:
     owner has and has not acknowledged. owner: the member that has the partition. pending: the open transaction that
     holds offsets for the partition.
     """
-    session = get_session(ctx)
-    with session.connect() as mq, mq.observer().look() as observation:
+    with connect() as mq, mq.observer().look() as observation:
         _warn_of_silence(mq, observation)
-        show(map(to_record, observation.groups.lag(group)), session.output, _GROUP_COLUMNS)
+        show(map(to_record, observation.groups.lag(group)), _GROUP_COLUMNS)
+
+
+group_operations.add_to(groups)
 
 
 def _warn_of_silence(mq: Connection, observation: Observation) -> None:
@@ -321,7 +240,7 @@ def _assignments_at(mq: Connection, group: str, at: str) -> list[dict[str, Any]]
     mq.groups.describe(group)
     with connect_duckdb(mq.namespace) as tables:
         rows = tables.execute(_AT, {"group": group, "at": time}).fetchall()
-    return [dict(zip(_ASSIGNMENTS_AT, row, strict=True)) for row in rows]
+    return [dict(zip(_ASSIGNMENTS_AT.split(", "), row, strict=True)) for row in rows]
 
 
 _AT = """\
@@ -334,16 +253,11 @@ ORDER BY topic, partition"""
 # `lakemq offsets`: offsets of partitions, at either end of the log or at a time.
 
 
-_OFFSET_COLUMNS = ("topic", "partition", "offset", "timestamp")
+_OFFSET_COLUMNS = "topic, partition, offset, timestamp"
 _ENDS = ("earliest", "latest")
 
 
-def add_offsets_to(app: typer.Typer) -> None:
-    app.command()(offsets)
-
-
 def offsets(
-    ctx: typer.Context,
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names of the topics.")],
     time: Annotated[
         str,
@@ -363,14 +277,13 @@ def offsets(
     time, timestamp is that of the message. A partition without such a message has no offset.
     """
     moment = _parse_time(time)
-    session = get_session(ctx)
-    with session.connect() as mq:
+    with connect() as mq:
         records = [
             {"topic": topic, "partition": number, "offset": offset, "timestamp": from_millis(timestamp_ms)}
             for topic in topics
             for number, offset, timestamp_ms in _find_offsets(mq, topic, moment, isolation, partition)
         ]
-    show(records, session.output, _OFFSET_COLUMNS)
+    show(records, _OFFSET_COLUMNS)
 
 
 def _parse_time(text: str) -> str | datetime | int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lakemq.jobs.commands.shared.context import Begin, InstanceId, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import Begin, InstanceId, connect, ensure_sequencer
 from lakemq.jobs.commands.shared.printing import (
     Decode,
     KeySeparator,
@@ -40,13 +40,7 @@ _LAST = re.compile("-([1-9][0-9]{0,17})")
 _POSITION = "earliest, latest, an offset for all partitions, or a time in ISO 8601 (by default UTC)"
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command()(fetch)
-    app.command()(tail)
-
-
 def fetch(
-    ctx: typer.Context,
     topic: Topic,
     start: Annotated[
         str,
@@ -77,9 +71,8 @@ def fetch(
     counted = _LAST.fullmatch(start)
     # a count from the end is resolved below, when the ends are known
     first, last = "earliest" if counted else _position(start, "--from"), _position(end, "--to")
-    session = get_session(ctx)
-    printer = open_printer(session, print_format, key_separator)
-    with session.connect() as mq:
+    printer = open_printer(print_format, key_separator)
+    with connect() as mq:
         to_text = build_decoder(mq, decode)
         how: dict[str, Any] = {
             "isolation": isolation,
@@ -101,7 +94,6 @@ def fetch(
 
 
 def tail(
-    ctx: typer.Context,
     topic: Topic,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue with new messages until interrupted.")
@@ -122,9 +114,8 @@ def tail(
     counted = _LAST.fullmatch(start or "")
     first = None if start is None or counted else _position(start, "--from")
     lines = int(counted[1]) if counted else lines
-    session = get_session(ctx)
-    printer = open_printer(session, print_format, key_separator)
-    with session.connect() as mq:
+    printer = open_printer(print_format, key_separator)
+    with connect() as mq:
         to_text = build_decoder(mq, decode)
         ends = mq.end_offsets(topic, isolation)
         begin = find_last_offsets(mq, topic, isolation, ends, lines) if first is None else first
@@ -181,12 +172,7 @@ def _quiet_progress(fraction: Any) -> Any:
 _WAIT_MS = 500
 
 
-def add_consume_to(app: typer.Typer) -> None:
-    app.command()(consume)
-
-
 def consume(
-    ctx: typer.Context,
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names of the topics.")],
     group: Annotated[str, typer.Option("--group", metavar="NAME", help="The group to join.")],
     protocol: Annotated[
@@ -221,11 +207,10 @@ def consume(
     """
     from lakemq.engine.client.consume.group_consumer import MemberConsumer
 
-    session = get_session(ctx)
-    printer = open_printer(session, print_format, key_separator)
+    printer = open_printer(print_format, key_separator)
     words: dict[str, Any] = {"protocol": protocol, "auto_offset_reset": begin}  # `consumer` checks them
     with (
-        session.connect() as mq,
+        connect() as mq,
         ensure_sequencer(mq),
         mq.consumer(group, topics=topics, instance_id=instance_id, **words) as consumer,
         # Ctrl-C is the normal end of --follow; any other loop is cut short, and scripts must see that (exit code 130)

@@ -6,17 +6,11 @@ from typing import Annotated
 
 import typer
 
-from lakemq.jobs.commands.shared.context import ensure_sequencer, get_session
-from lakemq.jobs.output import show
+from lakemq.jobs.commands.shared.context import connect, ensure_sequencer, show
 from lakemq.jobs.process.streams import log_to_stderr
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command()(mirror)
-
-
 def mirror(
-    ctx: typer.Context,
     bootstrap_servers: Annotated[
         str, typer.Option("--bootstrap-servers", metavar="HOST:PORT,...", help="Brokers of Kafka.")
     ],
@@ -59,7 +53,6 @@ def mirror(
     options = MirrorOptions(
         bootstrap_servers, topics, groups, config, name, max_records, until_caught_up, outage_timeout_ms
     )
-    session = get_session(ctx)
-    with session.connect() as mq, ensure_sequencer(mq), log_to_stderr(logging.INFO):
+    with connect() as mq, ensure_sequencer(mq), log_to_stderr(logging.INFO):
         counts = run_mirror(mq, open_session(), options)
-    show([counts], session.output, tuple(counts))
+    show([counts], tuple(counts))

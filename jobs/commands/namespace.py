@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.commands.shared.context import Session, get_session
+from lakemq.jobs.commands.shared.context import Session, connect, get_session, show
 from lakemq.jobs.commands.shared.printing import show_activity
 from lakemq.jobs.commands.shared.times import AsOf, parse_as_of, to_record
-from lakemq.jobs.output import Output, note, show
+from lakemq.jobs.output import Output, note
 from lakemq.jobs.process.exits import Exit
 from lakemq.jobs.process.native_memory import collect_rarely
 
@@ -47,13 +47,7 @@ AllowChanges = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    for command in (init, serve, step, catalog, doctor, fsck, audit, backup, restore):
-        app.command()(command)
-
-
 def init(
-    ctx: typer.Context,
     shared_with_group: Annotated[
         bool,
         typer.Option(
@@ -62,14 +56,12 @@ def init(
     ] = False,
 ) -> None:
     """Make a namespace at --path: all tables, empty. One that is there already keeps all it holds."""
-    session = get_session(ctx)
-    with session.connect(create=True, shared_with_group=shared_with_group) as mq:
+    with connect(create=True, shared_with_group=shared_with_group) as mq:
         made = {"path": mq.namespace.path, "topics": len(mq.topics.list())}
-    show([made], session.output, tuple(made))
+    show([made], tuple(made))
 
 
 def serve(
-    ctx: typer.Context,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -113,8 +105,8 @@ def serve(
         from lakemq.jobs.console.console import make_settings
 
         settings = make_settings(console_host, console_port, token_file, allow_changes)
-    session = get_session(ctx)
-    with session.connect() as mq, log_to_stderr(logging.INFO):
+    session = get_session()
+    with connect() as mq, log_to_stderr(logging.INFO):
 
         @contextmanager
         def run_beside(serving: Serving) -> Iterator[None]:
@@ -129,7 +121,6 @@ def serve(
 
 
 def step(
-    ctx: typer.Context,
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Go on until no letter waits and nothing is overdue.")
     ] = False,
@@ -149,13 +140,12 @@ def step(
     """
     from lakemq.jobs.step import run_steps
 
-    session = get_session(ctx)
-    with session.connect() as mq:
+    with connect() as mq:
         letters = run_steps(mq, until_idle, wait_ms)
-    show([{"letters": letters}], session.output, ("letters",))
+    show([{"letters": letters}], ("letters",))
 
 
-def catalog(ctx: typer.Context, as_of: AsOf = None) -> None:
+def catalog(as_of: AsOf = None) -> None:
     """Print the SQL that registers all tables and views with Spark.
 
     lakemq catalog > catalog.sql, then: spark-sql -i catalog.sql. As of a step or a time they are in a database of
@@ -164,19 +154,18 @@ def catalog(ctx: typer.Context, as_of: AsOf = None) -> None:
     from lakemq.engine.namespace.step_reader import find_moment
     from lakemq.tables.storage.delta.catalog import READ_OLD_VERSIONS, catalog_sql, database_name
 
-    session, moment = get_session(ctx), parse_as_of(as_of)
-    with session.connect() as mq:
+    session, moment = get_session(), parse_as_of(as_of)
+    with connect() as mq:
         store, path = mq.namespace.store, mq.namespace.path
         at = find_moment(store, moment)
         script = catalog_sql(path, store, at) if at is None else READ_OLD_VERSIONS + catalog_sql(path, store, at)
     if session.output is Output.table:
         typer.echo(script, nl=False)
     else:
-        show([{"database": database_name(path, at), "sql": script}], session.output, ("database", "sql"))
+        show([{"database": database_name(path, at), "sql": script}], ("database", "sql"))
 
 
 def doctor(
-    ctx: typer.Context,
     spark: Annotated[
         bool | None,
         typer.Option("--spark/--no-spark", help="Also check what only Spark needs. Default: if PySpark is installed."),
@@ -185,7 +174,7 @@ def doctor(
     """Check this machine and, with --path, the namespace, and say how to fix problems. Exit code 1: a check failed."""
     from lakemq.engine.namespace.extras import hide_pandas
 
-    session = get_session(ctx)
+    session = get_session()
     spark = find_spec("pyspark") is not None if spark is None else spark
     with hide_pandas(), collect_rarely():
         from lakemq.jobs.doctor.examination import examine
@@ -195,14 +184,14 @@ def doctor(
             for finding in examine(session.path, session.conf, session.storage_options, spark):
                 findings.append(finding)
                 tell(f"checked {finding.check}")
-    if _show_findings(findings, session):
+    if _show_findings(findings):
         raise typer.Exit(1)
 
 
-def _show_findings(findings: Sequence[Finding], session: Session) -> int:
+def _show_findings(findings: Sequence[Finding]) -> int:
     """Print the findings, and return how many are not ok."""
-    records = [finding.to_record(session.path) for finding in findings]
-    show(records, session.output, ("check", "state", "found", "advice"))
+    session = get_session()
+    show([finding.to_record(session.path) for finding in findings], ("check", "state", "found", "advice"))
     count = sum(not f.ok for f in findings)
     if count and session.output is Output.table:
         note(f"{count} finding{'s' if count > 1 else ''}")
@@ -210,7 +199,6 @@ def _show_findings(findings: Sequence[Finding], session: Session) -> int:
 
 
 def fsck(
-    ctx: typer.Context,
     repair: Annotated[
         bool,
         typer.Option("--repair", help="Write again what tables have lost. Refused while a sequencer leads."),
@@ -225,8 +213,7 @@ def fsck(
     from lakemq.engine.namespace.extras import hide_pandas
     from lakemq.errors import LakeMQError
 
-    session = get_session(ctx)
-    with hide_pandas(), collect_rarely(), session.connect() as mq, show_activity("checking") as tell:
+    with hide_pandas(), collect_rarely(), connect() as mq, show_activity("checking") as tell:
         from lakemq.jobs.doctor.fsck import find_damage
 
         findings, plan = find_damage(mq, tell)
@@ -235,18 +222,17 @@ def fsck(
             try:
                 written = plan.write()
             except LakeMQError:
-                _show_findings(findings, session)
+                _show_findings(findings)
                 raise
             note(f"repaired: {', '.join(written)}")
             findings, _ = find_damage(mq, tell)
-    if _show_findings(findings, session):
+    if _show_findings(findings):
         raise typer.Exit(Exit.FAILED)
     if written:
         raise typer.Exit(Exit.REPAIRED)
 
 
 def audit(
-    ctx: typer.Context,
     docs: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write Great Expectations' Data Docs (HTML) there.")
     ] = None,
@@ -259,8 +245,7 @@ def audit(
     """
     from lakemq.jobs.audit import audit as audit_of
 
-    session = get_session(ctx)
-    with session.connect() as mq, show_activity("auditing the tables"):
+    with connect() as mq, show_activity("auditing the tables"):
         result = audit_of(mq.namespace, docs)
     records = [
         {
@@ -274,8 +259,8 @@ def audit(
         }
         for outcome in result.outcomes
     ]
-    show(records, session.output, tuple(records[0]))
-    if session.output is Output.table:
+    show(records, tuple(records[0]))
+    if get_session().output is Output.table:
         since = "nothing was replayed" if result.after_step is None else f"replayed from step {result.after_step} on"
         note(f"as of step {result.step}; {since}" + (f"; {docs / 'index.html'}" if docs else ""))
     if not result.holds(strict):
@@ -286,7 +271,6 @@ _COPIED = ("step", "decided_at", "object_count", "copied_count", "copied_bytes")
 
 
 def backup(
-    ctx: typer.Context,
     destination: Annotated[str, typer.Argument(metavar="DEST", help="A folder or URI for backups of this namespace.")],
     verify: Annotated[
         bool, typer.Option("--verify", help="Then read all objects in DEST, and compare their hashes.")
@@ -300,17 +284,16 @@ def backup(
     from lakemq.engine.client.backups import take_backup, verify_backups
     from lakemq.tables.storage.object_stores.files import open_files
 
-    session = get_session(ctx)
-    with session.connect() as mq:
+    session = get_session()
+    with connect() as mq:
         files = open_files(destination, session.storage_options)
         done = take_backup(mq.namespace, files)
         if verify:
             note(f"{verify_backups(files)} objects in {destination} are as they were copied.")
-    show([to_record(done)], session.output, _COPIED)
+    show([to_record(done)], _COPIED)
 
 
 def restore(
-    ctx: typer.Context,
     source: Annotated[str, typer.Argument(metavar="SRC", help="The folder or URI that `lakemq backup` has written.")],
     as_of: Annotated[
         str | None,
@@ -324,21 +307,16 @@ def restore(
     from lakemq.engine.client.backups import restore_backup
     from lakemq.tables.storage.object_stores.files import open_files
 
-    session = get_session(ctx)
+    session = get_session()
     options = session.storage_options
     done = restore_backup(open_files(source, options), session.required_path(), options, parse_as_of(as_of))
-    show([to_record(done)], session.output, _COPIED)
+    show([to_record(done)], _COPIED)
 
 
 # `lakemq console`: pages about the namespace in a browser; and the same beside `lakemq serve`.
 
 
-def add_console_to(app: typer.Typer) -> None:
-    app.command()(console)
-
-
 def console(
-    ctx: typer.Context,
     paths: Annotated[
         list[str] | None,
         typer.Argument(metavar="[PATH]...", help="More namespaces. The pages of each are below its name, with links."),
@@ -358,7 +336,7 @@ def console(
     from lakemq.jobs.process.streams import log_to_stderr
     from lakemq.jobs.serve import catch_stop_signals
 
-    session = get_session(ctx)
+    session = get_session()
     settings = make_settings(host, port, token_file, allow_changes)
     places = {
         path.rstrip("/") if "://" in path else os.path.realpath(path): path

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
 
-from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, connect, ensure_sequencer, show
 from lakemq.jobs.commands.shared.printing import show_progress
 from lakemq.jobs.commands.shared.times import DelayMs, DeliverAt, TtlMs, parse_moment_option
-from lakemq.jobs.output import note, show
+from lakemq.jobs.output import note
 from lakemq.jobs.process.exits import Exit
 
 if TYPE_CHECKING:
@@ -38,12 +38,7 @@ other lines have is published without it; stderr shows how many. If rows were re
 _AS_READ = dict.fromkeys(("key", "value", "headers", "timestamp", "partition"))
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command(help=_HELP)(publish)
-
-
 def publish(
-    ctx: typer.Context,
     topic: Annotated[str, typer.Option(help="The topic, or a destination that topics subscribe to.")],
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="A file (.gz is decompressed); - is stdin.")] = "-",
     format: Annotated[
@@ -94,12 +89,12 @@ def publish(
     if deliver_at is not None and delay_ms is not None:
         raise typer.BadParameter("it does not go with --delay-ms", param_hint="--deliver-at")
     times = {"deliver_at": parse_moment_option(deliver_at), "delay_ms": delay_ms, "ttl_ms": ttl_ms}
-    session, file_format = get_session(ctx), _format(format or ("lines" if key_separator else None), file)
+    file_format = _format(format or ("lines" if key_separator else None), file)
     separator = _parse_separator(key_separator, file_format)
     columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
     sent, counts = _Sent(), FieldCounts(columns)
     with ExitStack() as stack:
-        mq = stack.enter_context(session.connect())
+        mq = stack.enter_context(connect())
         stream, fraction = stack.enter_context(_open_input(file))
         producer = stack.enter_context(mq.producer(linger_ms=0, on_error=on_error))
         # entered after the producer, so that it is left before: while the producer closes, slow answers are reported
@@ -112,7 +107,7 @@ def publish(
             for table in read(stream, file_format, columns, counts, separator)
         )
         _send_all(producer, topic, tables, sent, tell)
-    show(sent.records(), session.output, ("topic", "partition", "first_offset", "last_offset", "messages"))
+    show(sent.records(), ("topic", "partition", "first_offset", "last_offset", "messages"))
     for field, count in counts.lacking().items():
         note(f"lines without a field {field!r}: {count}; they were published without it")
     if sent.waiting_count:
@@ -120,6 +115,9 @@ def publish(
     if sent.rejected_count:
         note(f"rows rejected: {sent.rejected_count}; the table rejected_rows has the reasons")
         raise typer.Exit(Exit.DATA_REFUSED)
+
+
+publish.__doc__ = _HELP
 
 
 def _build_encoder(mq: Connection, topic: str, encodes: bool) -> Callable[[pa.Table], pa.Table]:

@@ -6,18 +6,12 @@ from typing import Annotated
 import typer
 
 from lakemq.engine.client.sql import SqlDialect
-from lakemq.jobs.commands.shared.context import get_session
+from lakemq.jobs.commands.shared.context import connect, show
 from lakemq.jobs.commands.shared.times import AsOf, parse_as_of
-from lakemq.jobs.output import note, show
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(sql)
-    app.command("spark-sql")(spark_sql)
+from lakemq.jobs.output import note
 
 
 def sql(
-    ctx: typer.Context,
     query: Annotated[
         str,
         typer.Argument(metavar="QUERY", help="SQL statements; the result of the last one is printed. - reads stdin."),
@@ -61,9 +55,8 @@ def sql(
     from lakemq.engine.client.sql.query import run_query
     from lakemq.engine.namespace.step_reader import take_snapshot
 
-    session = get_session(ctx)
     text = _from_stdin() if query == "-" else query
-    with session.connect() as mq:
+    with connect() as mq:
         if wait is not None:
             wait_for_projection(mq.namespace.store, wait, mq.serving)
         snapshot = take_snapshot(mq.namespace.store, parse_as_of(as_of))
@@ -71,11 +64,10 @@ def sql(
         columns, rows = run_query(mq.namespace, text, allow_files, dialect, snapshot=snapshot, live=live)
         if as_of is None and (lag := find_projection_lag(mq.namespace.store, snapshot.watermark.step)).steps_behind:
             note(f"{lag} (--wait SECONDS waits for these steps)" if wait is None else str(lag))
-        show((dict(zip(columns, row, strict=True)) for row in rows), session.output, columns)
+        show((dict(zip(columns, row, strict=True)) for row in rows), columns)
 
 
 def spark_sql(
-    ctx: typer.Context,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments for spark-sql, such as -- -e QUERY.")
     ] = None,
@@ -93,7 +85,7 @@ def spark_sql(
     """
     from lakemq.jobs.spark_shell import run_spark_sql
 
-    with get_session(ctx).connect() as mq:
+    with connect() as mq:
         code = run_spark_sql(mq.namespace, arguments or (), archive, parse_as_of(as_of))
     raise typer.Exit(code)
 

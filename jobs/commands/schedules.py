@@ -5,18 +5,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lakemq.jobs.commands.shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
-from lakemq.jobs.output import show
+from lakemq.jobs.commands.shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, connect, ensure_sequencer, show
 
 schedules = typer.Typer(no_args_is_help=True, help="Create, list, pause, resume and delete schedules.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
 
-_COLUMNS = ("name", "topic", "cron", "time_zone", "missed", "state", "next_at", "last_at", "reason")
-
-
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(schedules, name="schedules")
+_COLUMNS = "name, topic, cron, time_zone, missed, state, next_at, last_at, reason"
 
 
 @schedules.command(
@@ -24,7 +19,6 @@ def add_to(app: typer.Typer) -> None:
     f" first. {NEEDS_SEQUENCER}"
 )
 def create(
-    ctx: typer.Context,
     name: Name,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
     cron: Annotated[
@@ -42,8 +36,7 @@ def create(
     ] = "once",
 ) -> None:
     headers = [_parse_header(pair) for pair in header or []]
-    session = get_session(ctx)
-    with session.connect() as mq, ensure_sequencer(mq):
+    with connect() as mq, ensure_sequencer(mq):
         created = mq.schedules.create(
             name,
             topic,
@@ -54,7 +47,7 @@ def create(
             headers=headers,
             missed=missed,
         )
-    show([asdict(created)], session.output, _COLUMNS)
+    show([asdict(created)], _COLUMNS)
 
 
 def _parse_header(pair: str) -> tuple[str, bytes]:
@@ -65,40 +58,37 @@ def _parse_header(pair: str) -> tuple[str, bytes]:
 
 
 @schedules.command("list")
-def list_schedules(ctx: typer.Context) -> None:
+def list_schedules() -> None:
     """List the schedules by name, with their next and last occurrence."""
-    session = get_session(ctx)
-    with session.connect() as mq:
-        show(map(asdict, mq.schedules.list()), session.output, _COLUMNS)
+    with connect() as mq:
+        show(map(asdict, mq.schedules.list()), _COLUMNS)
 
 
 @schedules.command(help=f"Publish no occurrences until `resume`. {NEEDS_SEQUENCER}")
-def pause(ctx: typer.Context, name: Name) -> None:
-    _change(ctx, name, "pause")
+def pause(name: Name) -> None:
+    _change(name, "pause")
 
 
 @schedules.command(
     help="Go on. Occurrences that were missed are published once, or skipped, as --missed of `create` says."
     f" {NEEDS_SEQUENCER}"
 )
-def resume(ctx: typer.Context, name: Name) -> None:
-    _change(ctx, name, "resume")
+def resume(name: Name) -> None:
+    _change(name, "resume")
 
 
-def _change(ctx: typer.Context, name: str, change: str) -> None:
-    session = get_session(ctx)
-    with session.connect() as mq, ensure_sequencer(mq):
+def _change(name: str, change: str) -> None:
+    with connect() as mq, ensure_sequencer(mq):
         getattr(mq.schedules, change)(name)
         changed: dict[str, Any] = asdict(mq.schedules.describe(name))
-    show([changed], session.output, _COLUMNS)
+    show([changed], _COLUMNS)
 
 
 @schedules.command(help=f"Delete a schedule. {ASKS} {NEEDS_SEQUENCER}")
-def delete(ctx: typer.Context, name: Name, yes: Yes = False) -> None:
-    session = get_session(ctx)
-    with session.connect() as mq:
+def delete(name: Name, yes: Yes = False) -> None:
+    with connect() as mq:
         mq.schedules.describe(name)  # refuse a name that does not exist before asking for confirmation
         confirm(f"Delete the schedule {name!r}?", yes)
         with ensure_sequencer(mq):
             mq.schedules.delete(name)
-    show([{"schedule": name, "deleted": True}], session.output, ("schedule", "deleted"))
+    show([{"schedule": name, "deleted": True}], ("schedule", "deleted"))

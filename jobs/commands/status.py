@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.commands.shared.context import get_session
+from lakemq.jobs.commands.shared.context import connect, get_session, show
 from lakemq.jobs.commands.shared.printing import show_activity
 from lakemq.jobs.commands.shared.times import from_millis, parse_duration, parse_past_option, to_millis
-from lakemq.jobs.output import Output, show
+from lakemq.jobs.output import Output
 from lakemq.jobs.process.native_memory import collect_rarely
 
 if TYPE_CHECKING:
@@ -26,23 +26,10 @@ _REFRESH_S = 1.0
 _OUTLOOK_S = 10.0
 """Due messages and findings are read less often: a flood of delayed messages takes seconds to count."""
 
-_FIGURES = (
-    "leader",
-    "leader_epoch",
-    "step",
-    "last_step_age_ms",
-    "steps_per_s",
-    "in_per_s",
-    "out_per_s",
-)
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(status)
+_FIGURES = "leader, leader_epoch, step, last_step_age_ms, steps_per_s, in_per_s, out_per_s"
 
 
 def status(
-    ctx: typer.Context,
     once: Annotated[
         bool, typer.Option("--once", help="Print it once and end, which is the default if stdout is not a terminal.")
     ] = False,
@@ -53,17 +40,16 @@ def status(
     acknowledged over the last minute. Delayed messages that are due soon, dead letters, and the doctor's findings are
     read every ten seconds. The page needs no sequencer, and sends it no requests. Ctrl-C ends it.
     """
-    session = get_session(ctx)
-    live = not once and session.output is Output.table and sys.stdout.isatty()
-    with collect_rarely(), session.connect() as mq:
+    live = not once and get_session().output is Output.table and sys.stdout.isatty()
+    with collect_rarely(), connect() as mq:
         if live:
             with suppress(KeyboardInterrupt):
                 _show_live(mq)
         else:
-            _show_once(mq, session.output)
+            _show_once(mq)
 
 
-def _show_once(mq: Connection, output: Output) -> None:
+def _show_once(mq: Connection) -> None:
     from lakemq.jobs.status import OutlookReader, read_status, status_record, take_sample
 
     before, observer = take_sample(mq), mq.observer()
@@ -71,8 +57,8 @@ def _show_once(mq: Connection, output: Output) -> None:
     # Rates need a second between two samples; reading the outlook has taken a part of it.
     time.sleep(max(0.0, before.monotonic_s + _REFRESH_S - time.monotonic()))
     current = read_status(mq, observer, before, take_sample(mq))
-    if output is not Output.table:
-        show([status_record(current, outlook)], output, _FIGURES)
+    if get_session().output is not Output.table:
+        show([status_record(current, outlook)], _FIGURES)
         return
     from rich.console import Console
 
@@ -118,12 +104,7 @@ def _show_live(mq: Connection) -> None:
 _DEFAULT_SINCE = "PT1H"
 
 
-def add_history_to(app: typer.Typer) -> None:
-    app.command()(report)
-
-
 def report(
-    ctx: typer.Context,
     file: Annotated[
         Path | None,
         typer.Option("-o", "--file", metavar="FILE", help="Write this HTML file. Default: print tables."),
@@ -153,20 +134,19 @@ def report(
     Rates, steps, lag and lateness come from the table samples, which reaches back for sample.retention.ms; changes for
     change.retention.ms; owners and handoffs for group.history.ms. Needs the extra sql, and for a file also report.
     """
-    until_ms = _parse_until(until)
+    until_ms = time.time_ns() // 1_000_000 if until is None else to_millis(parse_past_option(until, "--until"))
     since_ms = _parse_since(since, until_ms)
     if since_ms >= until_ms:
         raise typer.BadParameter("it must be before --until", param_hint="--since")
     from lakemq.jobs.reports.history import read_history
 
-    session = get_session(ctx)
-    with session.connect() as mq, show_activity("reading the tables") as tell:
+    with connect() as mq, show_activity("reading the tables") as tell:
         history = read_history(mq, since_ms, until_ms)
         if file is not None:
             tell("drawing")
             _write_page(history, mq.namespace.path, file)
     if file is None:
-        _show_tables(history, session.output)
+        _show_tables(history)
     else:
         made = {
             "file": str(file),
@@ -174,13 +154,13 @@ def report(
             "steps": history.step_count,
             "handoffs": history.handoffs.num_rows,
         }
-        show([made], session.output, tuple(made))
+        show([made], tuple(made))
 
 
-def _show_tables(history: History, output: Output) -> None:
+def _show_tables(history: History) -> None:
     from lakemq.jobs.reports.history import list_tables
 
-    tables = list_tables(history)
+    tables, output = list_tables(history), get_session().output
     summary = {
         "since": from_millis(history.since_ms),
         "until": from_millis(history.until_ms),
@@ -188,19 +168,15 @@ def _show_tables(history: History, output: Output) -> None:
         "steps": history.step_count,
     }
     if output is Output.json:
-        show([{**summary, **{name: rows for name, _, rows in tables}}], output, ())
+        show([{**summary, **{name: rows for name, _, rows in tables}}], ())
     elif output is Output.csv:
         _, columns, rows = tables[0]
-        show(rows, output, columns)
+        show(rows, columns)
     else:
-        show([summary], output, tuple(summary))
+        show([summary], tuple(summary))
         for _, columns, rows in tables:
             typer.echo()
-            show(rows, output, columns)
-
-
-def _parse_until(text: str | None) -> int:
-    return time.time_ns() // 1_000_000 if text is None else to_millis(parse_past_option(text, "--until"))
+            show(rows, columns)
 
 
 def _parse_since(text: str, until_ms: int) -> int:

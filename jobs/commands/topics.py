@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import (
+    ASKS,
+    NEEDS_SEQUENCER,
+    Yes,
+    confirm,
+    connect,
+    ensure_sequencer,
+    get_session,
+    show,
+)
 from lakemq.jobs.commands.shared.message_format import SchemaFile, read_schema_settings
 from lakemq.jobs.commands.shared.printing import show_activity
-from lakemq.jobs.output import Output, format_setting, note, show
+from lakemq.jobs.output import Output, format_setting, note
 
 if TYPE_CHECKING:
     from lakemq.engine.client.groups.group_info import GroupInfo
@@ -41,13 +50,8 @@ _SCHEMAS = ("version", "type", "schema", "step", "state")
 _COLUMNS = ("topic", "partitions", "offsets", "config", "subscriptions")
 
 
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(topics, name="topics")
-
-
 @topics.command(help=f"Create a topic. {NEEDS_SEQUENCER}")
 def create(
-    ctx: typer.Context,
     topic: Name,
     partitions: Annotated[int, typer.Option(metavar="N", help="Number of partitions.")] = 1,
     config: Config = None,
@@ -59,23 +63,21 @@ def create(
 ) -> None:
     from lakemq.engine.client.topics import parse_config
 
-    session, settings = get_session(ctx), {**read_schema_settings(schema), **parse_config(config or [])}
-    with session.connect() as mq, ensure_sequencer(mq):
+    settings = {**read_schema_settings(schema), **parse_config(config or [])}
+    with connect() as mq, ensure_sequencer(mq):
         made = mq.topics.create(topic, partitions, settings, subscription or (), exist_ok=if_not_exists)
-    show([_summary(made)], session.output, _COLUMNS)
+    show([_summary(made)], _COLUMNS)
 
 
 @topics.command("list")
-def list_topics(ctx: typer.Context) -> None:
+def list_topics() -> None:
     """List all topics by name with their number of offsets: records and markers that are not deleted."""
-    session = get_session(ctx)
-    with session.connect() as mq:
-        show(map(_summary, mq.topics.list()), session.output, _COLUMNS)
+    with connect() as mq:
+        show(map(_summary, mq.topics.list()), _COLUMNS)
 
 
 @topics.command()
 def describe(
-    ctx: typer.Context,
     topic: Name,
     keys: Annotated[
         bool,
@@ -101,8 +103,8 @@ def describe(
         raise typer.BadParameter(
             "it goes only with --keys", param_hint="--newest" if newest is not None else "--show-hot-keys"
         )
-    session = get_session(ctx)
-    with session.connect() as mq:
+    session = get_session()
+    with connect() as mq:
         description = mq.topics.describe(topic)
         spread = None
         if keys:
@@ -113,21 +115,24 @@ def describe(
     rows = list_spread(spread, show_hot_keys) if spread else []
     warnings = spread.warnings() if spread else []
     if session.output is Output.json:
-        extra = {"key_spread": {**_read(spread), "partitions": rows, "warnings": warnings}} if spread else {}
-        show([{**_whole(description), **extra}], session.output, ())
+        extra = {}
+        if spread:
+            counts = {"offsets": spread.offsets, "offsets_read": spread.read}
+            extra = {"key_spread": {**counts, "partitions": rows, "warnings": warnings}}
+        show([{**_whole(description), **extra}], ())
     else:
         if session.output is Output.table:
-            show([_summary(description)], session.output, ("topic", "topic_id", *_COLUMNS[1:3], "subscriptions"))
+            show([_summary(description)], ("topic", "topic_id", *_COLUMNS[1:3], "subscriptions"))
             typer.echo()
-            show(list_settings(description), session.output, ("setting", "value", "set"))
+            show(list_settings(description), ("setting", "value", "set"))
             typer.echo()
             if description.schemas:
-                show(list_schemas(description), session.output, _SCHEMAS)
+                show(list_schemas(description), _SCHEMAS)
                 typer.echo()
         by_partition = {row["partition"]: row for row in rows}
         columns = _PARTITIONS + (_SPREAD if spread else ()) + (("hot_key",) if show_hot_keys else ())
         partitions = ({**row, **by_partition.get(row["partition"], {})} for row in list_partitions(description))
-        show(({name: row.get(name) for name in columns} for row in partitions), session.output, columns)
+        show(({name: row.get(name) for name in columns} for row in partitions), columns)
     if spread and spread.read < spread.offsets:
         note(f"messages, keys and bytes are counted over the newest {spread.read:,} of {spread.offsets:,} offsets")
     for warning in warnings:
@@ -139,7 +144,6 @@ def describe(
     f" group has not read, it asks for confirmation first, unless --yes is given. {NEEDS_SEQUENCER}"
 )
 def alter(
-    ctx: typer.Context,
     topic: Name,
     partitions: Annotated[
         int | None, typer.Option(metavar="N", help="The new number of partitions; fewer only with --force.")
@@ -171,9 +175,8 @@ def alter(
     subscriptions = [] if no_subscriptions else subscription
     if not changes and not reset and partitions is None and subscriptions is None:
         raise typer.BadParameter("there is nothing to change", param_hint="lakemq topics alter")
-    session = get_session(ctx)
     settings = {**changes, **dict.fromkeys(reset or ())}
-    with session.connect() as mq:
+    with connect() as mq:
         from lakemq.jobs.status import name_losers
 
         unread = "" if yes else name_losers(mq, topic, settings)
@@ -181,26 +184,24 @@ def alter(
             confirm(f"With these settings, retention of topic {topic!r} deletes unread messages of {unread}?", yes)
         with ensure_sequencer(mq):
             changed = mq.topics.alter(topic, settings, partitions, subscriptions, force)
-    show([_summary(changed)], session.output, _COLUMNS)
+    show([_summary(changed)], _COLUMNS)
 
 
 @topics.command(help=f"Delete a topic and all its messages, immediately and permanently. {ASKS} {NEEDS_SEQUENCER}")
-def delete(ctx: typer.Context, topic: Name, yes: Yes = False) -> None:
+def delete(topic: Name, yes: Yes = False) -> None:
     from lakemq.jobs.status import name_readers
 
-    session = get_session(ctx)
-    with session.connect() as mq:
+    with connect() as mq:
         described = mq.topics.describe(topic)
         readers = "" if yes else name_readers(mq, topic)
         confirm(f"Delete topic {topic!r} with {_size(described)}{readers}?", yes)
         with ensure_sequencer(mq):
             mq.topics.delete(topic)
-    show([{"topic": topic, "deleted": True}], session.output, ("topic", "deleted"))
+    show([{"topic": topic, "deleted": True}], ("topic", "deleted"))
 
 
 @topics.command("delete-records", help=f"Delete the oldest records of partitions. {ASKS} {NEEDS_SEQUENCER}")
 def delete_records(
-    ctx: typer.Context,
     topic: Name,
     before: Annotated[
         list[str],
@@ -214,15 +215,14 @@ def delete_records(
     from lakemq.engine.client.topics import parse_config
 
     limits = dict(map(_partition_limit, parse_config(before).items()))
-    session = get_session(ctx)
-    with session.connect() as mq:
+    with connect() as mq:
         mq.topics.describe(topic)  # refuse a topic that does not exist before asking for confirmation
         below = ", ".join(f"{partition} below {'its end' if at < 0 else at}" for partition, at in limits.items())
         confirm(f"Delete the records of topic {topic!r} in partition {below}?", yes)
         with ensure_sequencer(mq):
             mq.topics.delete_records(topic, limits)
             description = mq.topics.describe(topic)
-    show(list_partitions(description), session.output, _PARTITIONS)
+    show(list_partitions(description), _PARTITIONS)
 
 
 def _partition_limit(pair: tuple[str, str]) -> tuple[int, int]:
@@ -248,10 +248,6 @@ def _summary(topic: TopicDescription) -> dict[str, Any]:
         "config": topic.config,
         "subscriptions": topic.subscriptions,
     }
-
-
-def _read(spread: KeySpread) -> dict[str, int]:
-    return {"offsets": spread.offsets, "offsets_read": spread.read}
 
 
 def list_spread(spread: KeySpread, show_hot_keys: bool) -> list[dict[str, Any]]:

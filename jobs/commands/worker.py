@@ -9,17 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.shared.context import Begin, InstanceId, ensure_sequencer, get_session
-from lakemq.jobs.output import show
+from lakemq.jobs.commands.shared.context import Begin, InstanceId, connect, ensure_sequencer, show
 from lakemq.jobs.process.streams import log_to_stderr
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command()(worker)
-
-
 def worker(
-    ctx: typer.Context,
     handler: Annotated[
         str, typer.Argument(metavar="MODULE:HANDLER", help="A function of a message, in a module of this folder.")
     ],
@@ -72,8 +66,7 @@ def worker(
         for name, texts in (("--retry-for", retry_for), ("--reject-for", reject_for))
     }
     options: dict[str, Any] = {"auto_offset_reset": begin, "instance_id": instance_id, "backoff_ms": backoff_ms or None}
-    session = get_session(ctx)
-    with session.connect(runs_user_code=True) as mq, ensure_sequencer(mq), log_to_stderr(logging.INFO):
+    with connect(runs_user_code=True) as mq, ensure_sequencer(mq), log_to_stderr(logging.INFO):
         report = mq.run_worker(
             function,
             topics,
@@ -85,7 +78,7 @@ def worker(
             stop_timeout_ms=stop_timeout_ms,
             **{name: value for name, value in options.items() if value is not None},
         )
-    show([report._asdict()], session.output, report._fields)
+    show([report._asdict()], report._fields)
 
 
 def _import_object(text: str, option: str) -> Any:

@@ -11,6 +11,7 @@ from enum import IntEnum
 from types import FrameType
 
 from lakemq.jobs.jars import MissingJars, MissingJava
+from lakemq.jobs.output import one_line
 from lakemq.jobs.process.streams import TRACE_VARIABLE, StreamError
 from lakemq.tables.storage.native_calls import NATIVE_CALLS
 
@@ -52,11 +53,6 @@ _BY_NAME = {
     "SCHEMA_MISMATCH": Exit.DATA_REFUSED,
     "INCOMPATIBLE_SCHEMA": Exit.CONFIGURATION,
 }
-
-
-def exit_code_of(line: str) -> Exit:
-    """Return the exit code for an error line `NAME: message`."""
-    return _BY_NAME.get(line.partition(":")[0], Exit.FAILED)
 
 
 def all_codes() -> str:
@@ -107,6 +103,20 @@ def _first_line_of_spark(error: Exception) -> str:
     java = getattr(error, "java_exception", None)
     lines = str(error if java is None else java.getMessage()).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def describe_end(error: BaseException) -> tuple[str, int]:
+    """Return the line and the exit code of a process that ends with an error, or by a signal. Raises what is neither.
+
+    A library may turn a signal into an error of its own: that is still the end by the signal.
+    """
+    number = received_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+    if number is not None:
+        return f"INTERRUPTED: by {signal.Signals(number).name}", 128 + number
+    if not isinstance(error, Exception):
+        raise error
+    line = one_line(describe_error(error))
+    return line, _BY_NAME.get(line.partition(":")[0], Exit.FAILED)
 
 
 # SIGINT, SIGTERM and SIGHUP: a command that gets one ends in good order, or after a grace period at once.

@@ -22,7 +22,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app, move_global_options_first
 from lakemq.jobs.commands.shared.examples import EXAMPLES
-from lakemq.jobs.output import Output, message_records, show
+from lakemq.jobs.output import Output, message_records, print_records
 
 pytestmark = pytest.mark.slow
 
@@ -299,7 +299,7 @@ def test_control_characters_of_a_message_do_not_reach_a_terminal(
     monkeypatch: pytest.MonkeyPatch, output: Output
 ) -> None:
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
-    show([{"value": "a\x1b[31m\x9b1m\u202eb"}], output, ["value"])
+    print_records([{"value": "a\x1b[31m\x9b1m\u202eb"}], output, ["value"])
     assert terminal.getvalue().replace("\n", "").isprintable()
 
 

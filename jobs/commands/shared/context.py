@@ -7,15 +7,16 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lakemq.jobs.entry import PATH_VARIABLE
-from lakemq.jobs.output import Output, note, one_line
+from lakemq.jobs.output import Output, Record, note, one_line, print_records
 from lakemq.jobs.process.exits import Exit
 from lakemq.jobs.process.probe import probe
 
@@ -73,11 +74,31 @@ class Session:
             )
 
 
-def get_session(ctx: typer.Context) -> Session:
+_SESSION: ContextVar[Session] = ContextVar("session")
+
+
+def set_session(session: Session) -> None:
+    """Keep the global options of this call."""
+    _SESSION.set(session)
+
+
+def get_session() -> Session:
     """Return the global options of this call."""
-    session = ctx.find_object(Session)
-    assert session is not None
-    return session
+    return _SESSION.get()
+
+
+def connect(**options: bool) -> Connection:
+    """Connect to the namespace of this call. options: those of `Session.connect`."""
+    return get_session().connect(**options)
+
+
+def show(records: Iterable[Record], columns: str | Sequence[str]) -> None:
+    """Print records in the format of this call.
+
+    columns: the fields of a table or a CSV, also as a text with commas, as in the console. JSON has all fields.
+    """
+    names = columns.split(", ") if isinstance(columns, str) else columns
+    print_records(records, get_session().output, names)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.commands.shared.context import Session
+from lakemq.jobs.commands.shared.context import get_session
 from lakemq.jobs.output import MessagePrinter, Output
 
 if TYPE_CHECKING:
@@ -65,16 +65,14 @@ def build_decoder(mq: Connection, decodes: bool) -> Callable[[pa.Table], pa.Tabl
     return decode if decodes else lambda messages: messages
 
 
-def open_printer(
-    session: Session, print_format: str | None, key_separator: str | None
-) -> MessagePrinter | FormatPrinter:
+def open_printer(print_format: str | None, key_separator: str | None) -> MessagePrinter | FormatPrinter:
     """Return what prints messages in the chosen way; raise a usage error for options that contradict each other."""
     if print_format is None and key_separator is None:
-        return MessagePrinter(session.output)
+        return MessagePrinter(get_session().output)
     option = "--print" if print_format is not None else "--key-separator"
     if print_format is not None and key_separator is not None:
         raise typer.BadParameter("it does not go with --print", param_hint="--key-separator")
-    if session.output is not Output.table:
+    if get_session().output is not Output.table:
         raise typer.BadParameter("it does not go with --output", param_hint=option)
     from lakemq.jobs.commands.shared.message_format import FormatPrinter
 
