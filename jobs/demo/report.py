@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 from lakemq.jobs.console.parts import Facts, LineChart, Part, TextBlock, format_time, list_records
 from lakemq.jobs.demo.checks import Progress, SqlAnswer
-from lakemq.jobs.demo.group import SOURCE, SPEED, TARGET, Reminders, Team, lateness_ms, owner_name
+from lakemq.jobs.demo.group import SOURCE, SPEED, TARGET, Team, owner_name
 from lakemq.jobs.reports.history import History
 from lakemq.jobs.reports.history_report import draw_groups, draw_owners, draw_sequencer, draw_topics
 
@@ -23,9 +21,7 @@ transaction: the alerts that it raises, and how far the group has read. What the
 when it came back, and its flights were read again: no alert is missing, and none is there twice."""
 
 
-def build_report(
-    progress: Progress, answers: Mapping[str, SqlAnswer], team: Team, reminders: Reminders, history: History
-) -> list[Part]:
+def build_report(progress: Progress, answers: Mapping[str, SqlAnswer], team: Team, history: History) -> list[Part]:
     """Return the parts of the report. history: of the whole demo."""
     figures = [(caption, figure) for figure, caption in progress.tiles]
     delays = [
@@ -57,7 +53,12 @@ def build_report(
         *_draw_periods(answers["owners"].title, owners),
         *_draw_periods(answers["transactions"].title, transactions),
         list_records("What happened meanwhile", events, "time, event", note=_ON_EVENTS),
-        _draw_releases(answers["releases"], reminders),
+        LineChart(
+            f"{answers['releases'].title} On a clock that runs {SPEED:,} times faster",
+            "ms",
+            answers["releases"].rows.column("due_ms").to_pylist(),
+            {"late": answers["releases"].rows.column("late_ms").to_pylist()},
+        ),
         *draw_topics(history.samples),
         *draw_groups(history.samples),
         *draw_sequencer(history.samples),
@@ -69,16 +70,3 @@ def _draw_periods(title: str, rows: Sequence[Mapping[str, Any]]) -> list[Part]:
     return draw_owners(
         title.rstrip("?"), rows, min(row["since"] for row in rows), max(row["until"] or row["since"] for row in rows)
     )
-
-
-def _draw_releases(answer: SqlAnswer, reminders: Reminders) -> LineChart:
-    """Draw how late reminders came, those that were rescheduled apart."""
-    numbers = answer.rows.column("number").to_numpy()
-    due_ms, late_ms = reminders.due_ms[numbers], lateness_ms(reminders, answer.rows)
-    is_moved, order = np.isin(numbers, list(reminders.moved)), np.argsort(due_ms)
-    lines = {
-        name: np.where(is_chosen, late_ms, np.nan)[order].tolist()
-        for name, is_chosen in (("as first planned", ~is_moved), ("rescheduled", is_moved))
-    }
-    title = f"{answer.title} How late, on a clock that runs {SPEED:,} times faster"
-    return LineChart(title, "ms", due_ms[order].tolist(), lines)

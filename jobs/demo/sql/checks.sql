@@ -36,3 +36,7 @@ SELECT CASE WHEN count_if(transactional_id = 'alerts-Ben' AND state = 'CompleteA
        concat(count_if(state = 'CompleteCommit'), ' transactions committed, ', count_if(state = 'CompleteAbort'),
               ' aborted') AS evidence
 FROM transaction_history WHERE transactional_id LIKE 'alerts-%';
+
+-- No reminder comes early
+SELECT count_if(decided_at < timestamp) AS broken, concat(count(*), ' released') AS evidence
+FROM log_committed WHERE topic = 'reminders' AND origin = 'delay';

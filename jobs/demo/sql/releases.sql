@@ -1,3 +1,3 @@
--- Delays: when did each reminder come?
-SELECT CAST(CAST(value AS STRING) AS INT) AS number, decided_at AS released_at
-FROM log_committed WHERE topic = 'reminders' AND origin = 'delay' ORDER BY number
+-- Delays: how late did each reminder come?
+SELECT unix_millis(timestamp) AS due_ms, unix_millis(decided_at) - unix_millis(timestamp) AS late_ms
+FROM log_committed WHERE topic = 'reminders' AND origin = 'delay' ORDER BY due_ms
