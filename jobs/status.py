@@ -19,6 +19,7 @@ from lakemq.engine.namespace.progress import find_progress
 from lakemq.errors import GroupIdNotFound, LakeMQError
 from lakemq.jobs.doctor.examination import run_check
 from lakemq.jobs.doctor.namespace import Finding, FreeSpace, make_checks, read_free_space
+from lakemq.jobs.output import name_some
 
 MINUTES = (1, 5, 60)
 """For how many minutes ahead the due delayed messages are counted, here and in the metrics."""
@@ -213,9 +214,6 @@ def dead_letter_rows(outlook: Outlook) -> list[dict[str, object]] | None:
 # Find what retention deletes before groups have read it.
 
 
-_MOST_GROUPS = 5
-
-
 def name_readers(mq: Connection, topic: str) -> str:
     """Return the groups that read a topic, with their members and what they have not read, as part of a question."""
     readers = []
@@ -229,10 +227,9 @@ def name_readers(mq: Connection, topic: str) -> str:
     readers.sort(reverse=True)
     named = [
         f"{group} ({members} member{'' if members == 1 else 's'}, {unread:,} unread)"
-        for members, unread, group in readers[:_MOST_GROUPS]
+        for members, unread, group in readers
     ]
-    more = len(readers) - len(named)
-    return (", read by " + ", ".join(named) if named else "") + (f" and {more} more groups" if more else "")
+    return f", read by {name_some(named)}" if named else ""
 
 
 def name_losers(mq: Connection, topic: str, settings: Mapping[str, Any]) -> str:
@@ -243,9 +240,7 @@ def name_losers(mq: Connection, topic: str, settings: Mapping[str, Any]) -> str:
     if not any(name.startswith("retention.") for name in settings):
         return ""
     losses = sorted(count_losses(mq, topic, parse_settings(settings)).items(), key=lambda loss: -loss[1])
-    named = [f"{group} ({count:,})" for group, count in losses[:_MOST_GROUPS]]
-    more = len(losses) - len(named)
-    return ", ".join(named) + (f" and {more} more groups" if more else "")
+    return name_some([f"{group} ({count:,})" for group, count in losses])
 
 
 def count_losses(mq: Connection, name: str, settings: Mapping[str, Any]) -> dict[str, int]:

@@ -53,18 +53,18 @@ def _describe_waits(waits: Sequence[object]) -> str:
 
 
 def _draw_figures(status: Status, outlook: Outlook | None) -> RenderableType:
-    grid = Table.grid(padding=(0, 2))
+    grid, due = Table.grid(padding=(0, 2)), outlook.due_by_minutes.items() if outlook else ()
     lines = {
         "namespace": status.path,
         "leader": _describe_leader(status),
         "standby": ", ".join(status.leadership.standbys) or "none",
         "direct lines": _describe_lines(status.leadership),
-        "last step": _describe_last_step(status.leadership),
+        "last step": f"{status.leadership.step:,}, {status.leadership.silent_ms / 1000:.1f} s ago",
         "steps/s": f"{status.steps_per_s:,.1f}",
         "messages in/s": f"{sum(status.in_per_s.values()):,.1f}",
         "messages out/s": "unknown" if status.out_per_s is None else f"{status.out_per_s:,.1f} (last minute)",
         "disk": "an object store" if status.space is None else describe_free_space(status.space),
-        "delayed, due in": "counting" if outlook is None else _describe_due(outlook),
+        "delayed, due in": "; ".join(f"{minutes} min: {count:,}" for minutes, count in due) or "counting",
     }
     for name, value in lines.items():
         grid.add_row(Text(name, style="bold"), Text(escape_control_characters(value)))
@@ -82,14 +82,6 @@ def _describe_leader(status: Status) -> str:
 def _describe_lines(leadership: Leadership) -> str:
     missing = [f"{reason}, tried again every few seconds" for reason in leadership.missing_lines]
     return "; ".join([*leadership.lines, *missing]) or "none: clients use the mailbox"
-
-
-def _describe_last_step(leadership: Leadership) -> str:
-    return f"{leadership.step:,}, {leadership.silent_ms / 1000:.1f} s ago"
-
-
-def _describe_due(outlook: Outlook) -> str:
-    return "; ".join(f"{minutes} min: {count:,}" for minutes, count in outlook.due_by_minutes.items())
 
 
 def _draw_table(rows: Sequence[Row]) -> RenderableType:

@@ -15,7 +15,6 @@ from lakemq.jobs.output import one_line
 
 if TYPE_CHECKING:
     from lakemq.engine.namespace.config import EngineConfig
-    from lakemq.errors import LakeMQError
 
 
 def examine(
@@ -40,7 +39,8 @@ def examine(
     try:
         mq = Connection(open_namespace(path, _config(conf), storage_options))
     except LakeMQError as error:
-        yield _refusal_finding("namespace", error, "Is the path right? It should be")
+        advice = one_line(f"Is the path right? It should be: {error.expected}.")
+        yield Finding("namespace", False, one_line(f"{error.name}: {error.detail}"), advice)
         return
     with mq:
         for name, check in make_checks(mq, mq.observer()).items():
@@ -71,10 +71,6 @@ def run_check(name: str, check: Callable[[], Finding]) -> Finding:
     except Exception as error:  # a doctor must not die of the disease
         text = one_line(f"{type(error).__name__}: {error}")[:300]
         return Finding(name, False, text, "The check itself failed. Fix this error, then run the doctor again.")
-
-
-def _refusal_finding(check: str, error: LakeMQError, ask: str) -> Finding:
-    return Finding(check, False, one_line(f"{error.name}: {error.detail}"), one_line(f"{ask}: {error.expected}."))
 
 
 # -- the machine ----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from lakemq.engine.namespace.data_file_reader import verify_files
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.letters.intake import FOLDER as ASIDE
 from lakemq.jobs.key_spread import describe_fullest_partition
-from lakemq.jobs.output import format_size, one_line, to_iso
+from lakemq.jobs.output import MOST_NAMED, format_size, name_some, one_line, to_iso
 from lakemq.jobs.process.probe import probe
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.specs.registry import TABLES
@@ -148,7 +148,6 @@ _SERVE = (("serve",),)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _ONLY_A_BACKUP = "restore the namespace from a backup; there is no other way"
-_SOME = 5
 _MOST_LETTERS = 10_000
 _SOME_LETTERS = 1_000
 
@@ -253,7 +252,7 @@ def check_sequencer(mq: Connection, observer: Observer) -> Finding:
     if leadership.is_silent:
         advice = "It seems to be dead or stopped. Start another one, which takes over."
         return Finding("sequencer", False, leads, advice, _SERVE)
-    standbys = ", ".join(leadership.standbys[:_SOME]) or "none"
+    standbys = ", ".join(leadership.standbys[:MOST_NAMED]) or "none"
     return Finding("sequencer", True, f"{leads}; standby: {standbys}")
 
 
@@ -286,14 +285,13 @@ def check_letters(mq: Connection) -> Finding:
     unreadable = mq.namespace.mailbox.find_unreadable(_SOME_LETTERS)
     if not unreadable:
         return Finding("letters", True, "all waiting letters can be read")
-    shown = ", ".join(f"{name} ({reason})" for name, reason in unreadable[:_SOME])
-    more = f", and {len(unreadable) - _SOME} more" if len(unreadable) > _SOME else ""
+    shown = name_some([f"{name} ({reason})" for name, reason in unreadable])
     advice = (
         "The sequencer skips them, and their clients wait. Delete files that no client wrote. If several users share"
         " the namespace, let their group read and write it."
     )
     share = [["init", "--shared-with-group"]]
-    return Finding("letters", False, one_line(f"cannot be read: {shown}{more}"), advice, share)
+    return Finding("letters", False, one_line(f"cannot be read: {shown}"), advice, share)
 
 
 def check_aside(mq: Connection) -> Finding:
@@ -301,17 +299,16 @@ def check_aside(mq: Connection) -> Finding:
     letters = mq.namespace.files.list(ASIDE)
     if not letters:
         return Finding("aside", True, "no request has failed with an internal error")
-    names = ", ".join(letters[:_SOME]) + (", ..." if len(letters) > _SOME else "")
     advice = "The sequencer refused them; its log has the error. Report the error with these files, then delete them."
-    return Finding("aside", False, one_line(f"requests refused for an internal error: {names}"), advice)
+    return Finding("aside", False, one_line(f"requests refused for an internal error: {name_some(letters)}"), advice)
 
 
 def check_aliens(mq: Connection) -> Finding:
     """Check that the mailbox holds only letters."""
-    aliens = mq.namespace.mailbox.list_unknown_names(_SOME + 1)
+    aliens = mq.namespace.mailbox.list_unknown_names(_MOST_LETTERS)
     if not aliens:
         return Finding("aliens", True, "the mailbox holds only letters")
-    names = ", ".join(one_line(a) for a in aliens[:_SOME]) + (", ..." if len(aliens) > _SOME else "")
+    names = name_some([one_line(alien) for alien in aliens])
     return Finding(
         "aliens",
         False,
@@ -325,7 +322,6 @@ def check_foreign_commits(mq: Connection) -> Finding:
     foreign = list(find_foreign_commits(mq.namespace.store))
     if not foreign:
         return Finding("foreign commits", True, "none")
-    more = f"; and {len(foreign) - _SOME} more" if len(foreign) > _SOME else ""
     stop = (
         "Leave maintenance to LakeMQ: stop the programs that run OPTIMIZE, VACUUM, UPDATE, DELETE or INSERT on these"
         " tables (only inbox takes INSERT)."
@@ -335,8 +331,8 @@ def check_foreign_commits(mq: Connection) -> Finding:
         after = "No rows were changed. If no file is missing, do nothing else; the finding ends with the log entry."
     else:
         after, commands = "Rows were changed. See what can be undone.", [["fsck"]]
-    summary = one_line("; ".join(map(str, foreign[:_SOME])) + more)
-    return Finding("foreign commits", False, summary, f"{stop} {after}", commands)
+    summary = name_some([*map(str, foreign)], "; ")
+    return Finding("foreign commits", False, one_line(summary), f"{stop} {after}", commands)
 
 
 def check_data_files(mq: Connection) -> Finding:
@@ -359,14 +355,14 @@ def check_data_files(mq: Connection) -> Finding:
     wrong = verify_files(mq.namespace.files, footers, topics)
     if not wrong:
         return Finding("data files", True, f"all {len(footers)} exist and are unchanged")
-    some = [f"{file_stem(file_id)}.parquet ({flaw})" for file_id, flaw in sorted(wrong.items())][:_SOME]
-    names = ", ".join(some) + (", ..." if len(wrong) > _SOME else "")
+    names = name_some([f"{file_stem(file_id)}.parquet ({flaw})" for file_id, flaw in sorted(wrong.items())])
     lost = {topic: extents for topic, rows in needed.items() if (extents := _find_lost(rows, list(wrong)))}
     places = [f"{topic}-{partition} {first} to {last}" for topic in lost for partition, first, last in lost[topic]]
     folders = " and ".join(sorted({f"{file_name(file_id, topics[file_id]).partition('/')[0]}/" for file_id in wrong}))
     advice = f"Restore them into {folders} from a backup. Or delete their messages and all earlier ones."
-    offsets = ", ".join(places[:_SOME]) + (", ..." if len(places) > _SOME else "")
-    summary = one_line(f"{len(wrong)} of {len(footers)} are missing or damaged: {names}. Offsets within: {offsets}")
+    summary = one_line(
+        f"{len(wrong)} of {len(footers)} are missing or damaged: {names}. Offsets within: {name_some(places)}"
+    )
     return Finding("data files", False, summary, advice, [_make_deletion(topic, lost[topic]) for topic in lost])
 
 
@@ -405,10 +401,10 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
     in_use = [group for group in groups if group.members]
     stalls = [(group.group, stall) for group in in_use for stall in group.stalls if stall.is_overdue(now_ms)]
     if stalls:
-        texts = [f"{group}: {stall.found}" for group, stall in stalls[:_SOME]]
-        more = f" And {len(stalls) - _SOME} more." if len(stalls) > _SOME else ""
+        texts = [f"{group}: {stall.found}" for group, stall in stalls[:MOST_NAMED]]
+        more = f" And {len(stalls) - MOST_NAMED} more." if len(stalls) > MOST_NAMED else ""
         named: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
-        for group, stall in stalls[:_SOME]:
+        for group, stall in stalls[:MOST_NAMED]:
             named.setdefault((stall.advice, tuple(map(tuple, stall.commands))), []).append(group)
         choices = [
             (one_line(text if len(stalls) == 1 else f"{', '.join(dict.fromkeys(names))}: {text}"), commands)
@@ -427,10 +423,9 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
     if not near:
         return Finding("groups", True, f"{len(groups)} groups")
     near.sort(key=lambda group: group.expires_at_ms or 0)
-    names = ", ".join(f"{group.group} at {_at(group.expires_at_ms or 0)}" for group in near[:_SOME])
-    more = f" and {len(near) - _SOME} more" if len(near) > _SOME else ""
-    text = f"unused groups whose committed offsets expire soon: {names}{more}"
-    keep = [["groups", "alter", group.group, "--config", "offsets.retention.ms=-1"] for group in near[:_SOME]]
+    names = name_some([f"{group.group} at {_at(group.expires_at_ms or 0)}" for group in near])
+    text = f"unused groups whose committed offsets expire soon: {names}"
+    keep = [["groups", "alter", group.group, "--config", "offsets.retention.ms=-1"] for group in near[:MOST_NAMED]]
     return Finding("groups", False, text, "Consume with these groups, or keep their offsets.", keep)
 
 
@@ -449,12 +444,11 @@ def check_losses(mq: Connection, observer: Observer) -> Finding:
             lost[lag.group, lag.topic] = lost.get((lag.group, lag.topic), 0) + lag.deleted
     if not lost:
         return Finding("losses", True, f"offsets deleted before a group read them: {sum(lag.deleted for lag in lags)}")
-    named = [f"{group} has lost {count} of {topic}" for (group, topic), count in list(lost.items())[:_SOME]]
-    more = f"; and {len(lost) - _SOME} more" if len(lost) > _SOME else ""
-    topics = dict.fromkeys(topic for _, topic in list(lost)[:_SOME])
+    named = name_some([f"{group} has lost {count} of {topic}" for (group, topic), count in lost.items()], "; ")
+    topics = dict.fromkeys(topic for _, topic in list(lost)[:MOST_NAMED])
     keep = [["topics", "alter", topic, "--config", "retention.waits.for.groups=true"] for topic in topics]
     advice = "These groups read more slowly than retention deletes. Make them faster, or keep messages for them."
-    return Finding("losses", False, one_line("; ".join(named) + more), advice, keep)
+    return Finding("losses", False, one_line(named), advice, keep)
 
 
 def check_spread(mq: Connection) -> Finding:
@@ -463,10 +457,10 @@ def check_spread(mq: Connection) -> Finding:
     uneven = {topic: text for topic, text in fullest.items() if text}
     if not uneven:
         return Finding("spread", True, "no partition has twice its fair share of offsets")
-    more = f"; and {len(uneven) - _SOME} topics more" if len(uneven) > _SOME else ""
     describe = [["topics", "describe", next(iter(uneven)), "--keys", "--show-hot-keys"]]
-    shares = one_line(f"{'; '.join(list(uneven.values())[:_SOME])}{more}")
-    return Finding("spread", True, shares, "See whether a hot key is the reason.", describe)
+    return Finding(
+        "spread", True, one_line(name_some([*uneven.values()], "; ")), "See whether a hot key is the reason.", describe
+    )
 
 
 def check_delays(mq: Connection, observer: Observer) -> Finding:
@@ -484,12 +478,10 @@ def _check_delays(mq: Connection, observation: Observation, step: int) -> Findin
     if wrong := verify_files(mq.namespace.files, footers):
         topics = sorted({range_.published.topic for range_ in waiting if range_.published.file_id in wrong})
         count = sum(range_.waiting_count for range_ in waiting if range_.published.file_id in wrong)
-        names = ", ".join(f"{file_stem(file_id)}.parquet ({flaw})" for file_id, flaw in sorted(wrong.items())[:_SOME])
-        text = one_line(
-            f"{count} messages of {', '.join(topics[:_SOME])} wait in files that are missing or damaged: {names}"
-        )
+        names = name_some([f"{file_stem(file_id)}.parquet ({flaw})" for file_id, flaw in sorted(wrong.items())])
+        text = one_line(f"{count} messages of {name_some(topics)} wait in files that are missing or damaged: {names}")
         advice = "Restore them into messages/ from a backup. Or cancel all messages that wait."
-        return Finding("delays", False, text, advice, [["delayed", "purge", topic] for topic in topics[:_SOME]])
+        return Finding("delays", False, text, advice, [["delayed", "purge", topic] for topic in topics[:MOST_NAMED]])
     counter = UnreleasedCounter(mq.namespace.files, lambda read: read(observation.state))
     late = counter.count_unreleased(find_store_now_ms(mq.namespace.files) - WAITING_MS).messages
     if late:

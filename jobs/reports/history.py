@@ -169,22 +169,12 @@ def list_topic_rates(history: History) -> list[Row]:
     ]
 
 
-def list_handoffs(history: History) -> list[Row]:
-    """Return the handoffs, newest first."""
-    return [{name: row[name] for name in HANDOFF_COLUMNS} for row in history.handoffs.to_pylist()]
-
-
-def list_changes(history: History) -> list[Row]:
-    """Return who changed topics, groups, offsets and messages on request, newest first."""
-    return [*history.changes.to_pylist()]
-
-
 def list_tables(history: History) -> list[tuple[str, Sequence[str], list[Row]]]:
     """Return (name, columns, rows) of each table, in reading order."""
     return [
         ("groups", GROUPS, list_lags(history)),
         ("owners", OWNER_COLUMNS, list_owners_at_end(history)),
         ("topics", TOPICS, list_topic_rates(history)),
-        ("handoffs", HANDOFF_COLUMNS, list_handoffs(history)),
-        ("changes", CHANGE_COLUMNS, list_changes(history)),
+        ("handoffs", HANDOFF_COLUMNS, history.handoffs.select(HANDOFF_COLUMNS).to_pylist()),
+        ("changes", CHANGE_COLUMNS, history.changes.to_pylist()),
     ]

@@ -164,7 +164,7 @@ def test_other_files_in_the_mailbox_are_a_finding_until_they_are_deleted(path: P
     findings = find_problems(path)
     assert set(findings) == {"aliens"}
     assert "\\x1b" in findings["aliens"].found
-    assert findings["aliens"].found.endswith(", ...")
+    assert findings["aliens"].found.endswith("and 2 more")
     for file in (path / "mailbox").iterdir():
         file.unlink()
     assert not find_problems(path)
