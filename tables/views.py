@@ -60,9 +60,14 @@ VIEW_COLUMNS: dict[str, str] = {
 
 def _current(table: str, *keys: str) -> str:
     """Return the rows of a changelog that hold now: the newest of each key, unless that is removed."""
-    by = ", ".join(f"g.{key}" for key in keys)
-    newest = f"SELECT *, row_number() OVER (PARTITION BY {by} ORDER BY step DESC) AS age FROM {{database}}.{table} g"
-    return f"(\n  SELECT * FROM (\n    {newest}\n  ) n\n  WHERE n.age = 1 AND NOT n.removed\n)"
+    return f"""\
+(
+  SELECT * FROM (
+    SELECT *, row_number() OVER (PARTITION BY {", ".join(f"g.{key}" for key in keys)} ORDER BY step DESC) AS age
+    FROM {{database}}.{table} g
+  ) n
+  WHERE n.age = 1 AND NOT n.removed
+)"""
 
 
 # Views of the log: messages with their offsets, and dead letters with their causes.
