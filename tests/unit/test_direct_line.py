@@ -281,7 +281,7 @@ def test_an_answer_that_came_while_the_client_was_stopped_counts(tmp_path: Path)
 
 
 def raise_full(*_: Any) -> str:
-    raise MailboxFull(1, 1)
+    raise MailboxFull
 
 
 FORGED = {

@@ -91,9 +91,8 @@ def test_letters_come_by_coarse_time_then_client_then_number(files: Files):
 def test_a_letter_is_put_once(files: Files):
     mailbox = Mailbox(files)
     name = mailbox.put("c", 1, b"first", NOW_MS)
-    with pytest.raises(LetterExists, match=f"found the letter '{name}' waiting, expected") as raised:
+    with pytest.raises(LetterExists, match=f"found the letter '{name}' waiting, expected"):
         mailbox.put("c", 1, b"second", NOW_MS + 1)
-    assert raised.value.found == name
     (letter,) = mailbox.list_waiting(10)
     assert mailbox.read(letter) == b"first"
 
@@ -157,9 +156,8 @@ def test_a_full_mailbox_refuses(files: Files):
     for number in (1, 2, 3):
         mailbox.put("c", number, b"", NOW_MS)
     clock.now_s += 1
-    with pytest.raises(MailboxFull, match="found 3 letters waiting, expected fewer than 3") as raised:
+    with pytest.raises(MailboxFull, match="found 3 letters waiting, expected fewer than 3"):
         mailbox.put("c", 4, b"", NOW_MS)
-    assert (raised.value.found, raised.value.limit) == (3, 3)
     assert len(mailbox.list_waiting(10)) == 3
 
     mailbox.discard(mailbox.list_waiting(1))

@@ -39,31 +39,11 @@ PROOF_NAME = re.compile(r"proof-[0-9a-f]{32}")
 
 
 class MailboxFull(Exception):
-    """The mailbox holds as many letters as it may, so nothing was put. Try again later.
-
-    found: waiting letters at the last count. limit: the most that may wait.
-    """
-
-    def __init__(self, found: int, limit: int) -> None:
-        super().__init__(found, limit)
-        self.found, self.limit = found, limit
-
-    def __str__(self) -> str:
-        return f"found {self.found} letters waiting, expected fewer than {self.limit}"
+    """The mailbox holds as many letters as it may, so nothing was put. Try again later."""
 
 
 class LetterExists(Exception):
-    """A letter with this number waits already: it was put before, or two processes share a client id.
-
-    found: the name of the waiting letter.
-    """
-
-    def __init__(self, found: str) -> None:
-        super().__init__(found)
-        self.found = found
-
-    def __str__(self) -> str:
-        return f"found the letter {self.found!r} waiting, expected a client id and number never used before"
+    """A letter with this number waits already: it was put before, or two processes share a client id."""
 
 
 @dataclass(frozen=True, order=True)
@@ -130,11 +110,13 @@ class Mailbox:
             raise ValueError(f"size of a letter: found {len(body)} bytes, expected at most {MAX_LETTER_BYTES}")
         self._count_waiting()
         if self._waiting_count >= self._limit:
-            raise MailboxFull(self._waiting_count, self._limit)
+            raise MailboxFull(f"found {self._waiting_count} letters waiting, expected fewer than {self._limit}")
         try:
             self._files.put(f"{LETTERS}/{letter.name}", body, durable=False)
         except FileExistsError:
-            raise LetterExists(letter.name) from None
+            raise LetterExists(
+                f"found the letter {letter.name!r} waiting, expected a client id and number never used before"
+            ) from None
         return letter.name
 
     def withdraw(self, name: str) -> bool:
