@@ -7,19 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lakemq.engine.namespace.extras import needs
-from lakemq.jobs.console.parts import (
-    Facts,
-    LineChart,
-    OwnershipPeriod,
-    Page,
-    Part,
-    Picture,
-    TextBlock,
-    draw_ownership,
-    format_time,
-    list_records,
-    make_templates,
-)
+from lakemq.jobs.console import parts as ui
 from lakemq.jobs.reports.history import CHANGES, HANDOFFS, OWNERS, SAMPLED, History, list_tables
 from lakemq.jobs.reports.samples import Numbers, Samples, add_up, sort_by_size
 
@@ -49,22 +37,22 @@ _NONE = {
 _SOURCES = {"the charts": SAMPLED, "the owners": OWNERS, "the handoffs": HANDOFFS, "the changes": CHANGES}
 
 
-def list_parts(history: History, has_links: bool = True) -> list[Part]:
+def list_parts(history: History, has_links: bool = True) -> list[ui.Part]:
     """Return the figures, tables and charts of a history. has_links: names of topics and groups lead to their pages."""
-    tables: dict[str, Part] = {
-        name: list_records(
+    tables: dict[str, ui.Part] = {
+        name: ui.list_records(
             _TITLES[name], rows[:_MOST_ROWS], ", ".join(columns), _NONE[name], _name_rest(rows), has_links=has_links
         )
         for name, columns, rows in list_tables(history)
     }
     figures = [
-        ("from", format_time(history.since_ms)),
-        ("until", format_time(history.until_ms)),
+        ("from", ui.format_time(history.since_ms)),
+        ("until", ui.format_time(history.until_ms)),
         ("messages", history.message_count),
         ("steps", history.step_count),
     ]
     return [
-        Facts("In this time", figures),
+        ui.Facts("In this time", figures),
         *(tables.pop(name) for name in ("groups", "owners", "topics")),
         *draw_topics(history.samples),
         *draw_groups(history.samples),
@@ -77,12 +65,12 @@ def _name_rest(rows: Sequence[object]) -> str:
     return f"{len(rows) - _MOST_ROWS:,} more are not shown." if len(rows) > _MOST_ROWS else ""
 
 
-def draw_topics(samples: Samples) -> list[Part]:
+def draw_topics(samples: Samples) -> list[ui.Part]:
     """Return what came into topics."""
     return [_draw("Produced per topic", "messages/s", samples, sort_by_size(samples.produced))]
 
 
-def draw_groups(samples: Samples, by: int = 1) -> list[Part]:
+def draw_groups(samples: Samples, by: int = 1) -> list[ui.Part]:
     """Return what groups consumed and what is left for them, with a line per topic (by=0) or group (by=1)."""
     name = ("topic", "group")[by]
     ages = {key: age_ms / 1000 for key, age_ms in add_up(samples.lag_ms, by, largest=True).items()}
@@ -93,7 +81,7 @@ def draw_groups(samples: Samples, by: int = 1) -> list[Part]:
     ]
 
 
-def draw_sequencer(samples: Samples) -> list[Part]:
+def draw_sequencer(samples: Samples) -> list[ui.Part]:
     """Return how many steps there were, how long they took, and how late delayed messages were."""
     times = {"p50": samples.step_p50_ms, "p99": samples.step_p99_ms}
     return [
@@ -103,24 +91,26 @@ def draw_sequencer(samples: Samples) -> list[Part]:
     ]
 
 
-def _draw(title: str, unit: str, samples: Samples, lines: Mapping[str, Numbers]) -> LineChart:
+def _draw(title: str, unit: str, samples: Samples, lines: Mapping[str, Numbers]) -> ui.LineChart:
     values = {name: line.tolist() for name, line in lines.items()}
-    return LineChart(title, unit, samples.edges_ms[1:].tolist(), values)
+    return ui.LineChart(title, unit, samples.edges_ms[1:].tolist(), values)
 
 
-def draw_owners(title: str, rows: Iterable[Mapping[str, Any]], begin: datetime, end: datetime) -> list[Part]:
+def draw_owners(title: str, rows: Iterable[Mapping[str, Any]], begin: datetime, end: datetime) -> list[ui.Part]:
     """Return a picture of which member owned which partition, from rows of `assignment_history`; without owners none.
 
     It shows the first partitions alone.
     """
     periods = [
-        OwnershipPeriod(f"{row['topic']}-{row['partition']}", row["owner"], row["since"], row["until"], row["reason"])
+        ui.OwnershipPeriod(
+            f"{row['topic']}-{row['partition']}", row["owner"], row["since"], row["until"], row["reason"]
+        )
         for row in rows
         if row["owner"] is not None
     ]
     shown = sorted({period.partition for period in periods})[:_MOST_PARTITIONS]
     chosen = [period for period in periods if period.partition in shown]
-    return [Picture(draw_ownership(title, chosen, begin, end))] if chosen else []
+    return [ui.Picture(ui.draw_ownership(title, chosen, begin, end))] if chosen else []
 
 
 def write_history_report(history: History, path: str, file: Path) -> None:
@@ -134,18 +124,18 @@ def write_history_report(history: History, path: str, file: Path) -> None:
         part for group in sorted(busiest) for part in draw_owners(f"Owners in {group}", by_group[group], begin, end)
     ]
     times = {"since_ms": history.since_ms, "until_ms": history.until_ms}
-    queries = [TextBlock(f"Query of {name}", query.format(**times)) for name, query in _SOURCES.items()]
+    queries = [ui.TextBlock(f"Query of {name}", query.format(**times)) for name, query in _SOURCES.items()]
     parts = [*list_parts(history, has_links=False), *owners, *queries]
     write_page("LakeMQ: what happened", f"{path}, as of step {history.step:,}.", parts, file)
 
 
-def write_page(title: str, summary: str, parts: Sequence[Part], file: Path) -> None:
+def write_page(title: str, summary: str, parts: Sequence[ui.Part], file: Path) -> None:
     """Write a page as one file that needs no network: it has the style sheet and the scripts. Raises OSError."""
     static = files("lakemq.jobs.console").joinpath("static")
     styles, scripts = (
         Markup("\n".join(static.joinpath(name).read_text(encoding="utf-8") for name in names))
         for names in (("console.css", "uPlot.min.css"), ("uPlot.iife.min.js", "charts.js"))
     )
-    template = make_templates().get_template("report.html")
-    page = template.render(page=Page(title, parts), summary=summary, styles=styles, scripts=scripts)
+    template = ui.make_templates().get_template("report.html")
+    page = template.render(page=ui.Page(title, parts), summary=summary, styles=styles, scripts=scripts)
     file.write_text(page, encoding="utf-8")

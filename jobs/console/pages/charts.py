@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from lakemq.engine.client.sequencers import find_store_now_ms
+from lakemq.jobs.console import parts as ui
 from lakemq.jobs.console.changes import read_number
 from lakemq.jobs.console.console import Console
-from lakemq.jobs.console.parts import Actions, Link, make_link
 from lakemq.jobs.reports.samples import Samples, read_samples
 from lakemq.tables.specs.journal import SAMPLES
 
@@ -21,9 +21,11 @@ def read_minutes(inputs: Mapping[str, Any]) -> int:
     return read_number(inputs, "minutes", 60, low=1, high=_MOST_MINUTES)
 
 
-def offer_ranges(path: str, **inputs: Any) -> Actions:
+def offer_ranges(path: str, **inputs: Any) -> ui.Actions:
     """Return links to the same page with other times."""
-    return Actions([Link(text, make_link(path, **inputs, minutes=minutes)) for minutes, text in _RANGES.items()])
+    return ui.Actions(
+        [ui.Link(text, ui.make_link(path, **inputs, minutes=minutes)) for minutes, text in _RANGES.items()]
+    )
 
 
 def read_last(console: Console, minutes: int, topic: str | None = None, group: str | None = None) -> Samples:

@@ -13,23 +13,9 @@ import pyarrow.compute as pc
 
 from lakemq.errors import LakeMQError
 from lakemq.jobs.commands.messages import find_last_offsets
+from lakemq.jobs.console import parts as ui
 from lakemq.jobs.console.changes import BadInput, read_choice, read_number, read_position, read_text
 from lakemq.jobs.console.console import Busy, Console, quote_sql
-from lakemq.jobs.console.parts import (
-    Actions,
-    Facts,
-    Field,
-    Form,
-    Link,
-    Notice,
-    Page,
-    Part,
-    Table,
-    TextBlock,
-    format_time,
-    list_records,
-    make_link,
-)
 from lakemq.jobs.console.payloads import FORMATS, LONG_CHARACTERS, escape_invisible, show_payload
 from lakemq.jobs.output import format_size
 
@@ -81,17 +67,17 @@ class _FoundMessages(NamedTuple):
     is_complete: bool
 
 
-def read_messages(console: Console, inputs: Mapping[str, Any]) -> Page:
+def read_messages(console: Console, inputs: Mapping[str, Any]) -> ui.Page:
     """Return the page of the message browser for a topic."""
     search = read_search(inputs)
     result = _find_messages(console, search)
-    parts: list[Part] = [_make_form(search)]
+    parts: list[ui.Part] = [_make_form(search)]
     if search.is_filtered and not result.is_complete:
         text = f"The search has read {result.scanned:,} messages and stopped. Start it at a later offset to go on."
-        parts.append(Notice(text))
+        parts.append(ui.Notice(text))
     parts += [_list_messages(search, result), *_offer_pages(search, result)]
-    topic = Link(search.topic, make_link("/topic", name=search.topic))
-    return Page(f"Messages of {search.topic}", parts, [Link("Topics", "/topics"), topic])
+    topic = ui.Link(search.topic, ui.make_link("/topic", name=search.topic))
+    return ui.Page(f"Messages of {search.topic}", parts, [ui.Link("Topics", "/topics"), topic])
 
 
 def read_search(inputs: Mapping[str, Any]) -> Search:
@@ -188,36 +174,36 @@ def _to_rows(tables: Sequence[pa.Table]) -> list[dict[str, Any]]:
     return [row for table in tables for row in table.select(_COLUMNS).to_pylist()]
 
 
-def _make_form(search: Search, path: str = "/messages") -> Form:
-    start = Field("from", "from: last, earliest, an offset or a time", str(search.start))
-    return Form(
+def _make_form(search: Search, path: str = "/messages") -> ui.Form:
+    start = ui.Field("from", "from: last, earliest, an offset or a time", str(search.start))
+    return ui.Form(
         "Find messages",
         path,
         [
-            Field("topic", "topic", search.topic, is_hidden=True),
-            Field("partition", "partition (empty: all)", "" if search.partition is None else str(search.partition)),
+            ui.Field("topic", "topic", search.topic, is_hidden=True),
+            ui.Field("partition", "partition (empty: all)", "" if search.partition is None else str(search.partition)),
             *([start] if path == "/messages" else []),
-            Field("key", "key", search.key),
-            Field("header", "header: name or name=value", search.header),
-            Field("text", "text in the value", search.text),
-            Field("as", "show as", search.how, FORMATS),
-            Field("isolation", "isolation", search.isolation, ISOLATIONS),
-            Field("limit", f"at most (up to {HIGHEST_LIMIT})", str(search.limit)),
+            ui.Field("key", "key", search.key),
+            ui.Field("header", "header: name or name=value", search.header),
+            ui.Field("text", "text in the value", search.text),
+            ui.Field("as", "show as", search.how, FORMATS),
+            ui.Field("isolation", "isolation", search.isolation, ISOLATIONS),
+            ui.Field("limit", f"at most (up to {HIGHEST_LIMIT})", str(search.limit)),
         ],
         "Show",
     )
 
 
-def _list_messages(search: Search, result: _FoundMessages) -> Table:
-    return list_records(
+def _list_messages(search: Search, result: _FoundMessages) -> ui.Table:
+    return ui.list_records(
         "Messages",
         result.rows,
         ", ".join(_COLUMNS),
         "No message matches.",
         how=search.how,
-        offset=lambda row: Link(
+        offset=lambda row: ui.Link(
             str(row["offset"]),
-            make_link("/message", topic=search.topic, partition=row["partition"], offset=row["offset"]),
+            ui.make_link("/message", topic=search.topic, partition=row["partition"], offset=row["offset"]),
         ),
         headers=lambda row: _join_headers(row["headers"]),
     )
@@ -228,23 +214,23 @@ def _join_headers(headers: Sequence[Mapping[str, Any]] | None) -> str:
     return escape_invisible("\n".join(texts))
 
 
-def _offer_pages(search: Search, result: _FoundMessages) -> list[Part]:
+def _offer_pages(search: Search, result: _FoundMessages) -> list[ui.Part]:
     """Return links to the messages before and after, which need a single partition."""
-    links = [Link("Follow new messages", make_link("/tail", **search.inputs))]
+    links = [ui.Link("Follow new messages", ui.make_link("/tail", **search.inputs))]
     if search.partition is not None and not search.is_filtered and result.rows:
         first, last = result.rows[0]["offset"], result.rows[-1]["offset"]
         older, newer = {"from": max(0, first - search.limit)}, {"from": last + 1}
         links += [
-            Link("Older", make_link("/messages", **search.inputs, **older)),
-            Link("Newer", make_link("/messages", **search.inputs, **newer)),
+            ui.Link("Older", ui.make_link("/messages", **search.inputs, **older)),
+            ui.Link("Newer", ui.make_link("/messages", **search.inputs, **newer)),
         ]
-    return [Actions(links)]
+    return [ui.Actions(links)]
 
 
 # The tail of a topic. Its address says how far it has read, so the console keeps nothing between two looks.
 
 
-def read_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
+def read_tail(console: Console, inputs: Mapping[str, Any]) -> ui.Page:
     """Return the page that follows a topic: what came since the offsets of its address, the newest first.
 
     It never falls behind: if more came than it reads in time, it passes over the rest and says so. Raises Busy.
@@ -257,7 +243,7 @@ def read_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
         LOOKS.release()
 
 
-def _read_next_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
+def _read_next_tail(console: Console, inputs: Mapping[str, Any]) -> ui.Page:
     search = read_search(inputs)
     topic_id = console.mq.state().topic(search.topic).topic_id  # before the ends: the next look sees if it is replaced
     ends = _find_ends(console, search)
@@ -272,15 +258,15 @@ def _read_next_tail(console: Console, inputs: Mapping[str, Any]) -> Page:
         since = find_last_offsets(console.mq, search.topic, search.isolation, ends, min(share, search.limit))
     result, passed = _read_newest(console, search, since, ends, share)
     position = ".".join([str(topic_id), *(f"{partition}-{end}" for partition, end in ends.items())])
-    newer = Actions([Link("Newer", make_link("/tail", **search.inputs, after=position))])
-    parts: list[Part] = [_make_form(search, "/tail"), newer]
+    newer = ui.Actions([ui.Link("Newer", ui.make_link("/tail", **search.inputs, after=position))])
+    parts: list[ui.Part] = [_make_form(search, "/tail"), newer]
     if passed and inputs.get("after"):
         text = f"{passed:,} messages or offsets were passed over: more came than a page reads in time. Use a filter,"
-        parts.append(Notice(f"{text} or read them under Messages."))
-    topic = Link(search.topic, make_link("/topic", name=search.topic))
-    browse = Link("Messages", make_link("/messages", **search.inputs))
-    trail = [Link("Topics", "/topics"), topic, browse]
-    return Page(f"Tail of {search.topic}", [*parts, _list_messages(search, result)], trail, follows=True)
+        parts.append(ui.Notice(f"{text} or read them under Messages."))
+    topic = ui.Link(search.topic, ui.make_link("/topic", name=search.topic))
+    browse = ui.Link("Messages", ui.make_link("/messages", **search.inputs))
+    trail = [ui.Link("Topics", "/topics"), topic, browse]
+    return ui.Page(f"Tail of {search.topic}", [*parts, _list_messages(search, result)], trail, follows=True)
 
 
 def _read_offsets(inputs: Mapping[str, Any]) -> tuple[int, dict[int, int]]:
@@ -331,7 +317,7 @@ def _read_newest(
     return _FoundMessages(rows, matches, True), passed
 
 
-def read_message(console: Console, inputs: Mapping[str, Any]) -> Page:
+def read_message(console: Console, inputs: Mapping[str, Any]) -> ui.Page:
     """Return the page of one message."""
     topic, how = read_text(inputs, "topic"), read_choice(inputs, "as", FORMATS)
     partition, offset = read_number(inputs, "partition", high=2**31 - 1), read_number(inputs, "offset")
@@ -345,26 +331,26 @@ def read_message(console: Console, inputs: Mapping[str, Any]) -> Page:
     place = {"topic": topic, "partition": partition, "offset": offset}
     pairs = [
         *place.items(),
-        ("timestamp", format_time(row["timestamp"])),
+        ("timestamp", ui.format_time(row["timestamp"])),
         ("key", format_size(key.size_bytes)),
         ("value", format_size(value.size_bytes)),
     ]
     cut = "Only the beginning is shown." if value.is_cut else ""
-    parts: list[Part] = [
-        Actions([Link(f"as {other}", make_link("/message", **place, **{"as": other})) for other in FORMATS]),
-        Facts("Message", pairs),
+    parts: list[ui.Part] = [
+        ui.Actions([ui.Link(f"as {other}", ui.make_link("/message", **place, **{"as": other})) for other in FORMATS]),
+        ui.Facts("Message", pairs),
         *_link_causes(console, row, segment),
         *misfits,
-        TextBlock(f"Key ({key.kind})", key.text),
-        TextBlock(f"Value ({value.kind}{by_schema})", value.text, cut),
-        Table("Headers", ("header", "value"), headers, "It has no headers."),
+        ui.TextBlock(f"Key ({key.kind})", key.text),
+        ui.TextBlock(f"Value ({value.kind}{by_schema})", value.text, cut),
+        ui.Table("Headers", ("header", "value"), headers, "It has no headers."),
     ]
     trail = [
-        Link("Topics", "/topics"),
-        Link(topic, make_link("/topic", name=topic)),
-        Link("Messages", make_link("/messages", topic=topic, partition=partition, **{"from": offset})),
+        ui.Link("Topics", "/topics"),
+        ui.Link(topic, ui.make_link("/topic", name=topic)),
+        ui.Link("Messages", ui.make_link("/messages", topic=topic, partition=partition, **{"from": offset})),
     ]
-    return Page(f"{topic}-{partition}, offset {offset}", parts, trail)
+    return ui.Page(f"{topic}-{partition}, offset {offset}", parts, trail)
 
 
 _DEAD = "dead-letter."
@@ -374,7 +360,7 @@ FROM log
 WHERE topic = {topic} AND partition = {partition} AND offset = {offset}"""
 
 
-def _link_causes(console: Console, row: Mapping[str, Any], segment: Mapping[str, Any]) -> list[Part]:
+def _link_causes(console: Console, row: Mapping[str, Any], segment: Mapping[str, Any]) -> list[ui.Part]:
     """Return links to where the message comes from, and to what became of it."""
     topic, links = row["topic"], []
     if segment["dead_letter"] is not None:
@@ -382,20 +368,20 @@ def _link_causes(console: Console, row: Mapping[str, Any], segment: Mapping[str,
         source = {name: headers[f"{_DEAD}{name}"].decode() for name in ("topic", "partition", "offset")}
         text = "Original: {topic}-{partition}, offset {offset}".format(**source)
         links += [
-            Link(text, make_link("/message", **source)),
-            Link("Group", make_link("/group", name=headers[f"{_DEAD}group"].decode())),
+            ui.Link(text, ui.make_link("/message", **source)),
+            ui.Link("Group", ui.make_link("/group", name=headers[f"{_DEAD}group"].decode())),
         ]
     names = {summary.topic: summary.settings["dead.letter.topic"] for summary in console.mq.topics.list()}
     dead = names.get(topic) or f"{topic}.dlq"
     if dead in names:
         place = {"partition": row["partition"], "from": "earliest", "header": f"{_DEAD}offset={row['offset']}"}
-        links.append(Link("Its dead letters", make_link("/messages", topic=dead, **place)))
+        links.append(ui.Link("Its dead letters", ui.make_link("/messages", topic=dead, **place)))
     query = _ORIGIN.format(topic=quote_sql(topic), partition=row["partition"], offset=row["offset"])
-    links.append(Link("Delayed, redriven or published? (SQL)", make_link("/sql", text=query)))
-    return [Actions(links)]
+    links.append(ui.Link("Delayed, redriven or published? (SQL)", ui.make_link("/sql", text=query)))
+    return [ui.Actions(links)]
 
 
-def _decode_value(console: Console, topic: str, value: bytes | None) -> tuple[bytes | None, str, list[Part]]:
+def _decode_value(console: Console, topic: str, value: bytes | None) -> tuple[bytes | None, str, list[ui.Part]]:
     """Return the value as JSON by the schema of its topic, by which version, and how it does not fit."""
     versions = console.mq.topics.describe(topic).schemas
     if not versions or value is None:
@@ -405,10 +391,10 @@ def _decode_value(console: Console, topic: str, value: bytes | None) -> tuple[by
         misfits = schema.find_misfits([value])
         decoded = schema.decode_json([value])[0]
     except LakeMQError as error:
-        return value, "", [Notice(f"The schema of {topic} cannot be used: {error}", "bad")]
+        return value, "", [ui.Notice(f"The schema of {topic} cannot be used: {error}", "bad")]
     version = f"version {versions[-1].version} of the schema ({versions[-1].type})"
     if misfits:
-        return value, "", [Notice(f"The value does not fit {version}: {misfits[0]}", "bad")]
+        return value, "", [ui.Notice(f"The value does not fit {version}: {misfits[0]}", "bad")]
     return decoded, f" by {version}", []
 
 
