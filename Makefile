@@ -72,7 +72,7 @@ lock: $(READY) ## the newest versions within the ranges of setup.cfg, with their
 
 .PHONY: demo
 demo: $(READY) ## the tour, on data of its own
-	$(BIN)/python -m lakemq.jobs.demo
+	$(BIN)/python docs/demo/tour.py
 
 # A test is in `make test`, or marked `extended`: then .ci/run has it, or `nightly`: then only luck fails it.
 .PHONY: test

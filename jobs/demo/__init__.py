@@ -1,1 +1,1 @@
-"""The tour of the README: a year of flights through a namespace of its own, every step of it checked."""
+"""What the tutorial and the demo have in common: their data."""

@@ -1,6 +1,6 @@
 """A tour of LakeMQ over real data: flights and weather are published, fetched, shared, delayed, checked and asked.
 
-    python -m lakemq.jobs.demo [--keep FOLDER] [--rows N]
+    python docs/demo/tour.py [--keep FOLDER] [--rows N]
 
 Processes that share the flights raise alerts for long delays, a transaction per batch, while one of them is killed.
 Reminders of departures are delayed messages. The tour exits with 1 when a check fails. It leaves one folder behind,
@@ -9,6 +9,7 @@ with the namespace `nyc` and `report.html`.
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import time
@@ -18,20 +19,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import checks
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
+from checks import CheckFailed, Progress, ask, ask_checks, check_hash
+from group import raise_alerts, send_reminders
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from report import SUMMARY, TITLE, build_report
 from rich.console import Console
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.demo import checks
-from lakemq.jobs.demo.checks import CheckFailed, Progress, ask, ask_checks, check_hash
-from lakemq.jobs.demo.data import FLIGHTS, NAMESPACE, REPORT, FolderTaken, MissingData, Source, load_source, take_folder
-from lakemq.jobs.demo.group import raise_alerts, send_reminders
-from lakemq.jobs.demo.report import SUMMARY, TITLE, build_report
+from lakemq.jobs.demo.data import MissingData, Source, load_source
 from lakemq.jobs.reports.history import read_history
 from lakemq.jobs.reports.history_report import write_page
 from lakemq.jobs.session import MissingJars, MissingJava, spark_session
@@ -45,7 +46,7 @@ SINGLE_SENDS = 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tour and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m lakemq.jobs.demo", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="tour.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--keep", default="data/demo", metavar="FOLDER", help="where to leave the result (%(default)s)")
     parser.add_argument("--rows", type=int, metavar="N", help="only the first N flights and hours of weather")
     options = parser.parse_args(arguments)
@@ -165,3 +166,34 @@ def _fetch(progress: Progress, mq: Connection, source: Source) -> None:
         checks.check("All of weather is there, once", weather.num_rows == source.weather.num_rows, count),
         checks.check_ways_agree(messages, through_spark),
     )
+
+
+# The folder of the demo: the demo removes only what it made itself.
+
+
+MARKER = ".lakemq-demo"
+"""A file that says that the demo made the folder."""
+
+NAMESPACE, FLIGHTS, REPORT = "nyc", "flights.parquet", "report.html"
+"""All that a demo makes."""
+
+
+class FolderTaken(Exception):
+    """The folder holds files that the demo did not make."""
+
+
+def take_folder(folder: Path) -> None:
+    """Make the folder, or remove what an earlier demo left in it. Raises FolderTaken; then nothing has changed."""
+    if folder.exists() and not folder.is_dir():
+        raise FolderTaken(f"{folder} is a file. Name a folder with --keep.")
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
+        raise FolderTaken(f"{folder} has files that this demo did not make. Name another folder with --keep.")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
+    shutil.rmtree(folder / NAMESPACE, ignore_errors=True)
+    for name in (FLIGHTS, REPORT):
+        (folder / name).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,12 +15,12 @@ from multiprocessing.synchronize import Event
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from checks import Check, CheckFailed, Stage, check, parse_flights
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.jobs.demo.checks import Check, CheckFailed, Stage, check, parse_flights
 
 SOURCE, TARGET, GROUP = "flights", "alerts", "delay-alerts"
 DELAY_MINUTES = 60

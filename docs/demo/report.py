@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from checks import Progress, SqlAnswer
+from group import SOURCE, SPEED, TARGET, Team, owner_name
+
 from lakemq.jobs.console.parts import Facts, LineChart, Part, TextBlock, format_time, list_records
-from lakemq.jobs.demo.checks import Progress, SqlAnswer
-from lakemq.jobs.demo.group import SOURCE, SPEED, TARGET, Team, owner_name
 from lakemq.jobs.reports.history import History
 from lakemq.jobs.reports.history_report import draw_groups, draw_owners, draw_sequencer, draw_topics
 
