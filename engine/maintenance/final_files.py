@@ -454,9 +454,14 @@ def _find_groups(firsts: Numbers, row: int, count: int) -> range:
 
 
 def _decode(part: pa.Table) -> pa.Table:
-    """Return the rows without dictionaries."""
+    """Return the rows without dictionaries. Raises ArrowInvalid: the name of a header is not UTF-8.
+
+    Many readers then refuse the whole table, and nothing has checked what publishers write to files.
+    """
     schema = pa.schema([FILE_SCHEMA.field(name) for name in _BODY])
-    return part.select(_BODY).cast(schema)
+    rows = part.select(_BODY).cast(schema)
+    rows.column("headers").validate(full=True)
+    return rows
 
 
 def describe_ranges(batch: pa.Table, rows: pa.Table | None) -> list[FinalRange]:

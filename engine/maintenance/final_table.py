@@ -25,7 +25,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.messages import FILE_SCHEMA, FINAL_FILES, FINAL_MESSAGES, SUPERSEDED, parse_final_file_id
+from lakemq.tables.specs.messages import (
+    FILE_SCHEMA,
+    FINAL_FILES,
+    FINAL_MESSAGES,
+    MAX_TIMESTAMP_US,
+    MIN_TIMESTAMP_US,
+    SUPERSEDED,
+    parse_final_file_id,
+)
 from lakemq.tables.specs.topics import FINAL, FINAL_PENDING, SEGMENTS
 from lakemq.tables.storage.delta.commits import NewFile, StoredFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
@@ -67,10 +75,7 @@ _FINAL = FINAL, FINAL_PENDING
 """The kinds of rows that name files. No other kind lies between them."""
 _BOUNDED = ("topic_id", "partition", "offset", "timestamp")
 """Columns whose bounds let readers skip files."""
-
-_ROUNDED_UP = timedelta(microseconds=999)
-_LATEST = datetime.max.replace(tzinfo=UTC) - _ROUNDED_UP
-"""Later times of year 9999 are rounded up no further: few readers know a year 10000."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -662,10 +667,13 @@ def _read_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
     for name in _BOUNDED:
         column = names.index(name)
         bounds = [metadata.row_group(i).column(column).statistics for i in range(metadata.num_row_groups)]
-        low, high = min(part.min for part in bounds), max(part.max for part in bounds)
-        if isinstance(low, datetime):  # Delta knows milliseconds: the upper bound is rounded up
-            low, high = _format_time(low), _format_time(min(high, _LATEST) + _ROUNDED_UP)
-        least[name], most[name] = low, high
+        low, high = min(part.min_raw for part in bounds), max(part.max_raw for part in bounds)
+        if name != "timestamp":
+            least[name], most[name] = low, high
+        elif low >= MIN_TIMESTAMP_US and high <= MAX_TIMESTAMP_US:  # others come from writers that check no times
+            # Delta knows milliseconds: the upper bound is rounded up, but few readers know a year 10000
+            least[name] = _format_time(low)
+            most[name] = _format_time(min(high + 999, MAX_TIMESTAMP_US))
     return {
         "numRecords": metadata.num_rows,
         "minValues": least,
@@ -674,8 +682,8 @@ def _read_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
     }
 
 
-def _format_time(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+def _format_time(time_us: int) -> str:
+    return (_EPOCH + timedelta(microseconds=time_us)).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
 def needs_sync(live: LiveState) -> bool:

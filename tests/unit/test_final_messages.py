@@ -2,6 +2,7 @@
 
 import random
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from datetime import UTC, datetime
@@ -32,15 +33,16 @@ from lakemq.engine.maintenance.final_files import STALE_MS, FinalFileWriter, mea
 from lakemq.engine.maintenance.final_table import choose_last_files, count_missing_files, list_named_files
 from lakemq.engine.maintenance.retention import measure_sizes, read_live_state
 from lakemq.engine.namespace.crash import nowhere
-from lakemq.engine.namespace.data_file import new_file_id
+from lakemq.engine.namespace.data_file import new_file_id, write_data_file
 from lakemq.engine.namespace.load import read_watermark
-from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
-from lakemq.engine.protocol.values.topics import DeleteRecords
+from lakemq.engine.protocol.codec.few_rows import FewRows, rows_to_table
+from lakemq.engine.protocol.values.log import DataFile, FinalFile, FinalRange, Produce, Ranges, RangesWritten
+from lakemq.engine.protocol.values.topics import DeleteRecords, TopicRef
 from lakemq.engine.sequencer.term import Finalizing
 from lakemq.jobs.audit import audit
 from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.tables import views
-from lakemq.tables.specs.messages import FINAL_FILES, FINAL_MESSAGES
+from lakemq.tables.specs.messages import FINAL_FILES, FINAL_MESSAGES, HEADERS
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.object_stores.files import LocalFiles
@@ -109,6 +111,48 @@ def write_final_files(mq: Connection) -> list[RangesWritten]:
 
     until(write)
     return written
+
+
+def test_file_with_names_of_headers_that_are_not_utf_8_holds_up_its_topic_alone(tmp_path: Path) -> None:
+    def spoil(body: pa.Table) -> pa.Table:
+        name = pa.array([b"\xff"], pa.binary()).view(pa.string())
+        headers = pa.StructArray.from_arrays([name, pa.array([b"v"])], fields=list(HEADERS.value_type))
+        column = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), headers).cast(HEADERS)
+        return body.set_column(body.schema.get_field_index("headers"), body.schema.field("headers"), column)
+
+    with serve(tmp_path / "mq", settings={"project.interval.ms": 20}) as mq:
+        for topic in ("a", "b"):
+            mq.topics.create(topic)
+        rows = rows_to_table([FewRows(["a"], [0], [None], [b"1"], [now_us()])])
+        written = write_data_file(mq.namespace.files, new_file_id(), spoil(rows))
+        publish_unchecked(mq, "a", None, DataFile(*written))
+        mq.publish("b", pa.table({"value": ["2"]}))
+        assert {written.topic_id for written in write_final_files(mq)} == {mq.state().topic("b").topic_id}
+
+
+@pytest.mark.parametrize(("time_us", "shown"), [(-(2**63), datetime.min), (2**63 - 1, datetime.max)])
+def test_message_with_a_time_outside_of_the_calendar_becomes_final_and_is_read(
+    mq: Connection, time_us: int, shown: datetime
+) -> None:
+    """Only a publisher that says another time in its request gets this far."""
+    mq.topics.create("a")
+    publish_unchecked(mq, "a", FewRows(["a"], [0], [None], [b"1"], [time_us]))
+    until(lambda: are_all_final(mq))
+    assert read_final_messages(mq).column("timestamp").cast(pa.int64()).to_pylist() == [time_us]
+    assert [message.timestamp for message in mq.fetch("a")] == [shown.replace(tzinfo=UTC)]
+
+
+def publish_unchecked(mq: Connection, topic: str, rows: FewRows | None, *files: DataFile) -> None:
+    """Publish one row as a client might that checks nothing. files: the row is in this one."""
+    state = mq.state()
+    ref = TopicRef(topic, state.topic(topic).topic_id, 1)
+    now_ms = now_us() // 1000
+    ranges = Ranges([0], [0], [0 if files else -1], [0], [1], [now_ms], [now_ms])
+    mq.requester.ask(Produce([ref], ranges, state.step, list(files)), rows)
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
 
 
 def test_published_file_with_a_damaged_page_holds_up_its_topic_alone(tmp_path: Path) -> None:

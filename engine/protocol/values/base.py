@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from lakemq.tables.specs.messages import FILE_IDS
+from lakemq.tables.specs.messages import FILE_IDS, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
 
 log = logging.getLogger("lakemq")
 
@@ -20,13 +20,16 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 Millis = Annotated[int, msgspec.Meta(ge=-(2**54), le=2**54)]
-"""Epoch milliseconds that also fit a timestamp in microseconds."""
+"""Epoch milliseconds of any timestamp in microseconds, also of a rejected row."""
+_LAST_MS = MAX_TIMESTAMP_US // 1000
+MessageMillis = Annotated[int, msgspec.Meta(ge=MIN_TIMESTAMP_US, le=_LAST_MS)]
+"""Epoch milliseconds of a message."""
 Hash = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 UnitPartition = Annotated[int, msgspec.Meta(ge=-(2**40), le=2**40)]
 """The partition of a unit; for a unit of delayed rows, -1 minus the partition."""
-DueMillis = Annotated[int, msgspec.Meta(ge=-1, le=2**54)]
+DueMillis = Annotated[int, msgspec.Meta(ge=-1, le=_LAST_MS)]
 """Epoch milliseconds; -1 for rows that are not delayed."""
 FileIndex = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
 FileId = Annotated[int, msgspec.Meta(ge=0, lt=FILE_IDS)]

@@ -7,7 +7,20 @@ import msgspec
 
 from lakemq.tables.specs.messages import file_stem
 
-from .base import Count, DueMillis, FileId, FileIndex, Hash, Millis, Number, Record, Request, Result, TopicRecord
+from .base import (
+    Count,
+    DueMillis,
+    FileId,
+    FileIndex,
+    Hash,
+    MessageMillis,
+    Millis,
+    Number,
+    Record,
+    Request,
+    Result,
+    TopicRecord,
+)
 from .producers import ProducerSequences, TransactionRef, UnitAppended
 from .topics import TopicRef
 
@@ -47,8 +60,8 @@ class Ranges(msgspec.Struct, frozen=True):
     file: list[FileIndex] = []
     first_row: list[Count] = []
     record_count: list[Count] = []
-    min_timestamp_ms: list[Millis] = []
-    max_timestamp_ms: list[Millis] = []
+    min_timestamp_ms: list[MessageMillis] = []
+    max_timestamp_ms: list[MessageMillis] = []
     first_due_ms: list[DueMillis] = []
     last_due_ms: list[DueMillis] = []
 
