@@ -58,11 +58,11 @@ def test_merged_blocks_have_the_remaining_ranges(
     second = [range_ for range_ in second if by_key(range_) not in set(map(by_key, first))]
     ranges, taken_keys = PackedRanges(), data.draw(st.sets(st.sampled_from([*map(by_key, first + second)])))
     for part in filter(None, (first, second)):
-        ranges.append_block(pack_ranges(part))
+        ranges.add(pack_ranges(part))
     assert {by_key(range_) for range_ in ranges.take(taken_keys)} == taken_keys
     remaining = [range_ for range_ in (*first, *second) if by_key(range_) not in taken_keys]
     if remaining:
-        ranges.append_block(packed.merge_blocks(ranges.blocks))
+        ranges.add(packed.merge_blocks(ranges.blocks))
         assert sorted(ranges.blocks[-1].ranges(ranges.blocks[-1].list_remaining()), key=by_key) == sorted(
             remaining, key=by_key
         )
