@@ -1,12 +1,12 @@
 """I12: the tables hold what a replay of the journal makes of them."""
 
-import dataclasses
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from protocol_harness import plain
 
 from lakemq.engine.maintenance.retention import mask_deleted_segments, read_live_state, trim_rows
 from lakemq.engine.namespace.data_file import read_file_facts
@@ -24,17 +24,6 @@ from lakemq.tables.storage.delta.store import Store, select_newest
 RETENTION_MS = 7 * 86_400_000
 
 PROJECTED = tuple(PROJECT)
-
-
-def plain(state: State) -> dict[str, Any]:
-    """Return a state that can be compared: arrays as lists, without what depends on who shares its topics."""
-    omitted = ("shared_topics", "touched_groups", "changes")
-    fields = {part.name: getattr(state, part.name) for part in dataclasses.fields(state) if part.name not in omitted}
-    fields["topics"] = {
-        topic_id: {name: part.tolist() if isinstance(part, np.ndarray) else part for name, part in vars(t).items()}
-        for topic_id, t in state.topics.items()
-    }
-    return fields
 
 
 def assert_projections_are_the_replay(store: Store, history: list[Step]) -> None:

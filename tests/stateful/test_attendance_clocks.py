@@ -1,9 +1,5 @@
 """Sessions under clocks that jump, machines that sleep and leaders that change: only dead members are thought dead."""
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-
 import pytest
 from clocks import ManualClock
 from examples import examples
@@ -80,10 +76,8 @@ class Simulation:
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[str]:
-    path = tempfile.mkdtemp()
-    yield path
-    shutil.rmtree(path)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("attendance"))
 
 
 EVENTS = st.lists(

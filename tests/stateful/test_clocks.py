@@ -159,17 +159,11 @@ def test_a_reader_that_missed_the_log_sees_all_that_was_acknowledged(player: Pla
 
 
 @dataclass
-class SuspendedClock:
+class SuspendedClock(WrongClock):
     """The clocks of a virtual machine that was suspended. Its steady clock stood still meanwhile."""
 
-    right: ManualClock
+    off_ms: int = 0
     steady_now_ms: int = 0
-
-    def now_ms(self) -> int:
-        return self.right.now_ms()
 
     def steady_ms(self) -> int:
         return self.steady_now_ms
-
-    def sleep(self, ms: float) -> None:
-        self.right.sleep(ms)

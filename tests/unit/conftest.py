@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 from typer.testing import Result
-from unit.served import new_name, new_topic, run_lakemq, served
+from unit.busy_namespace import BusyNamespace, open_busy_namespace
+from unit.served import new_name, new_topic, run_lakemq, send, served
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import log_reader
@@ -19,6 +20,21 @@ def mq(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest)
     """
     with served(tmp_path_factory.mktemp("served"), **getattr(request.module, "SERVED_WITH", {})) as connection:
         yield connection
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
+    with open_busy_namespace(tmp_path_factory.mktemp("busy")) as namespace:
+        yield namespace
+
+
+@pytest.fixture(scope="module")
+def leaderless(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of a namespace that nobody serves, with a message in the topic `t`."""
+    with served(tmp_path_factory.mktemp("leaderless")) as mq:
+        mq.topics.create("t")
+        send(mq, "t", "there")
+    return mq.namespace.path
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Helpers that tests of consumers share: messages that name their place, and a listener that records its calls."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -63,7 +64,7 @@ def take_messages(consumer: QueueConsumer, count: int, **options: Any) -> list[A
     return messages
 
 
-def read_texts(messages: list[Any]) -> list[str]:
+def read_texts(messages: Iterable[Any]) -> list[str]:
     return [message.value.decode() for message in messages]
 
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from typer.testing import CliRunner, Result
 
 from lakemq.engine.client.connection import Connection
@@ -53,6 +54,14 @@ def create_quick_topic(mq: Connection, **config: Any) -> str:
     name = new_topic(mq)
     mq.topics.alter(name, {"delay.slot.ms": 50, **config})
     return name
+
+
+def send(mq: Connection, topic: str, *values: str, partition: int | None = None) -> None:
+    """Publish messages with these values."""
+    rows: dict[str, list[Any]] = {"value": list(values)}
+    if partition is not None:
+        rows["partition"] = [partition] * len(values)
+    mq.publish(topic, pa.table(rows))
 
 
 def now_ms() -> int:

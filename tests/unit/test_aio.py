@@ -1,8 +1,10 @@
 """`lakemq.aio`: awaited sends and polls; what is cancelled loses no message."""
 
 import asyncio
+import functools
+import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,6 +15,7 @@ from unit.consuming import add, create_queue_group, new_group, read_deliveries, 
 from unit.served import new_name, new_topic, until, values
 
 import lakemq.aio
+from lakemq.aio import AsyncConnection
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import fetch_result
 from lakemq.engine.client.fetch.arrow import fetch_arrow
@@ -23,14 +26,21 @@ SERVED_WITH = {"project.interval.ms": 50}
 pytestmark = pytest.mark.slow
 
 
-def run(mq: Connection, main: Callable[[lakemq.aio.AsyncConnection], Awaitable[Any]]) -> None:
-    """Run a coroutine with a connection to the namespace, in an event loop of its own."""
+def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own, with a connection to the module's namespace."""
 
-    async def connect() -> None:
-        async with lakemq.aio.connect(mq.namespace.path) as connection:
-            await asyncio.wait_for(main(connection), 60)
+    @functools.wraps(test)
+    def run(mq: Connection, **fixtures: Any) -> None:
+        async def connect() -> None:
+            async with lakemq.aio.connect(mq.namespace.path) as connection:
+                await asyncio.wait_for(test(connection, **fixtures), 60)
 
-    asyncio.run(connect())
+        asyncio.run(connect())
+
+    _, *parameters = inspect.signature(test).parameters.values()
+    own, _ = inspect.signature(run, follow_wrapped=False).parameters.values()
+    run.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+    return run
 
 
 async def take(consumer: lakemq.aio.AsyncConsumer[Any], count: int) -> list[str]:
@@ -52,164 +62,144 @@ async def cancel_when(task: asyncio.Task[Any], condition: Callable[[], bool]) ->
 # -- producers ------------------------------------------------------------------------------------------
 
 
-def test_a_send_is_awaited_wrapped_and_flushed(mq: Connection, topic: str) -> None:
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.producer() as producer:
-            assert (await producer.send(topic, "a")).offset == 0
-            assert (await asyncio.wrap_future(producer.send(topic, "b"))).offset == 1
-            futures = [producer.send(topic, f"{number}") for number in range(3)]
-            assert "RecordFuture" in repr(futures[0])
-            assert not futures[0].cancel()
-            assert (await producer.flush()).offsets() == {(topic, 0): (0, 4)}
-            assert [future.done() for future in futures] == [True] * 3
-            offsets = [metadata.offset for metadata in await asyncio.gather(*futures)]
-            assert offsets == [2, 3, 4]
-            producer.send(topic, "at the end")
-
-    run(mq, main)
-    assert values(mq, topic) == ["a", "b", "0", "1", "2", "at the end"]
+@in_event_loop
+async def test_a_send_is_awaited_wrapped_and_flushed(connection: AsyncConnection, topic: str) -> None:
+    async with connection.producer() as producer:
+        assert (await producer.send(topic, "a")).offset == 0
+        assert (await asyncio.wrap_future(producer.send(topic, "b"))).offset == 1
+        futures = [producer.send(topic, f"{number}") for number in range(3)]
+        assert "RecordFuture" in repr(futures[0])
+        assert not futures[0].cancel()
+        assert (await producer.flush()).offsets() == {(topic, 0): (0, 4)}
+        assert [future.done() for future in futures] == [True] * 3
+        offsets = [metadata.offset for metadata in await asyncio.gather(*futures)]
+        assert offsets == [2, 3, 4]
+        producer.send(topic, "at the end")
+    assert values(connection.sync, topic) == ["a", "b", "0", "1", "2", "at the end"]
 
 
-def test_an_error_that_was_awaited_is_not_raised_again_by_flush(mq: Connection) -> None:
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.producer() as producer:
-            with pytest.raises(UnknownTopicOrPartition):
-                await producer.send("missing", "a")
+@in_event_loop
+async def test_an_error_that_was_awaited_is_not_raised_again_by_flush(connection: AsyncConnection) -> None:
+    async with connection.producer() as producer:
+        with pytest.raises(UnknownTopicOrPartition):
+            await producer.send("missing", "a")
+        await producer.flush()
+        producer.send("missing", "b")
+        with pytest.raises(UnknownTopicOrPartition):
             await producer.flush()
-            producer.send("missing", "b")
-            with pytest.raises(UnknownTopicOrPartition):
-                await producer.flush()
-
-    run(mq, main)
 
 
-def test_a_record_is_sent_although_its_wait_is_cancelled(mq: Connection, topic: str) -> None:
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.producer(linger_ms=50) as producer:
+@in_event_loop
+async def test_a_record_is_sent_although_its_wait_is_cancelled(connection: AsyncConnection, topic: str) -> None:
+    async with connection.producer(linger_ms=50) as producer:
 
-            async def send() -> None:
-                await producer.send(topic, "sent")
+        async def send() -> None:
+            await producer.send(topic, "sent")
 
-            task = asyncio.create_task(send())
-            await asyncio.sleep(0)
-            await cancel_when(task, lambda: True)
-
-    run(mq, main)
-    assert values(mq, topic) == ["sent"]
+        task = asyncio.create_task(send())
+        await asyncio.sleep(0)
+        await cancel_when(task, lambda: True)
+    assert values(connection.sync, topic) == ["sent"]
 
 
-def test_a_full_buffer_refuses_a_send_and_does_not_block(mq: Connection, topic: str) -> None:
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.producer(buffer_memory=100, linger_ms=60_000) as producer:
-            producer.send(topic, "a" * 60)
-            with pytest.raises(BufferFull):
-                producer.send(topic, "b" * 60)
-            await producer.flush()
+@in_event_loop
+async def test_a_full_buffer_refuses_a_send_and_does_not_block(connection: AsyncConnection, topic: str) -> None:
+    async with connection.producer(buffer_memory=100, linger_ms=60_000) as producer:
+        producer.send(topic, "a" * 60)
+        with pytest.raises(BufferFull):
             producer.send(topic, "b" * 60)
-            await producer.flush()
-
-    run(mq, main)
+        await producer.flush()
+        producer.send(topic, "b" * 60)
+        await producer.flush()
 
 
 # -- consumers ------------------------------------------------------------------------------------------
 
 
-def test_messages_are_polled_acknowledged_given_back_and_rejected(mq: Connection, topic: str) -> None:
-    add(mq, topic, {0: 4})
-    group = create_queue_group(mq)
-
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(group, topics=[topic]) as consumer:
-            first, second, *more = await consumer.poll(timeout_ms=5_000)
-            await consumer.ack(more)
-            await consumer.reject(second, error="bad")
-            await consumer.nack(first)
-            (again,) = await consumer.poll(timeout_ms=5_000)
-            assert again.delivery_count == 2
-            await consumer.ack(again)
-            await consumer.flush()
-
-    run(mq, main)
-    until(lambda: mq.groups.lag(group)[0].lag == 0)  # the dead letter is stored
+@in_event_loop
+async def test_messages_are_polled_acknowledged_given_back_and_rejected(
+    connection: AsyncConnection, topic: str
+) -> None:
+    add(connection.sync, topic, {0: 4})
+    group = create_queue_group(connection.sync)
+    async with connection.consumer(group, topics=[topic]) as consumer:
+        first, second, *more = await consumer.poll(timeout_ms=5_000)
+        await consumer.ack(more)
+        await consumer.reject(second, error="bad")
+        await consumer.nack(first)
+        (again,) = await consumer.poll(timeout_ms=5_000)
+        assert again.delivery_count == 2
+        await consumer.ack(again)
+        await consumer.flush()
+    until(lambda: connection.sync.groups.lag(group)[0].lag == 0)  # the dead letter is stored
 
 
 @pytest.mark.parametrize("protocol", extended_but(["cooperative"], ["cooperative", "classic"]))
-def test_offsets_are_committed(mq: Connection, topic: str, protocol: Any) -> None:
-    group = new_group(mq, protocol)
-    add(mq, topic, {0: 2})
-
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(group, topics=[topic], protocol=protocol) as consumer:
-            assert await take(consumer, 2) == ["0.0", "0.1"]
-            assert await consumer.commit() == {(topic, 0): 2}
-
-    run(mq, main)
+@in_event_loop
+async def test_offsets_are_committed(connection: AsyncConnection, topic: str, protocol: Any) -> None:
+    group = new_group(connection.sync, protocol)
+    add(connection.sync, topic, {0: 2})
+    async with connection.consumer(group, topics=[topic], protocol=protocol) as consumer:
+        assert await take(consumer, 2) == ["0.0", "0.1"]
+        assert await consumer.commit() == {(topic, 0): 2}
 
 
-def test_a_loop_gets_messages_one_by_one_and_leaves_the_others(mq: Connection, topic: str) -> None:
-    add(mq, topic, {0: 5})
-    group = create_queue_group(mq)
-
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(group, topics=[topic]) as consumer:
-            async for message in consumer:
-                await consumer.ack(message)
-                if message.offset == 1:
-                    break
-            assert await take(consumer, 3) == ["0.2", "0.3", "0.4"]
-
-    run(mq, main)
+@in_event_loop
+async def test_a_loop_gets_messages_one_by_one_and_leaves_the_others(connection: AsyncConnection, topic: str) -> None:
+    add(connection.sync, topic, {0: 5})
+    group = create_queue_group(connection.sync)
+    async with connection.consumer(group, topics=[topic]) as consumer:
+        async for message in consumer:
+            await consumer.ack(message)
+            if message.offset == 1:
+                break
+        assert await take(consumer, 3) == ["0.2", "0.3", "0.4"]
 
 
-def test_a_loop_ends_when_no_message_comes_for_the_timeout(mq: Connection, topic: str, group: str) -> None:
-    add(mq, topic, {0: 2})
-
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        options: Any = {"assign": [topic], "consumer_timeout_ms": 50}
-        async with connection.consumer(group, **options) as consumer:
-            assert read_texts([message async for message in consumer]) == ["0.0", "0.1"]
-
-    run(mq, main)
+@in_event_loop
+async def test_a_loop_ends_when_no_message_comes_for_the_timeout(
+    connection: AsyncConnection, topic: str, group: str
+) -> None:
+    add(connection.sync, topic, {0: 2})
+    options: Any = {"assign": [topic], "consumer_timeout_ms": 50}
+    async with connection.consumer(group, **options) as consumer:
+        assert read_texts([message async for message in consumer]) == ["0.0", "0.1"]
 
 
 @pytest.mark.parametrize("way", ["poll", "loop"])
-def test_messages_are_read_outside_the_event_loop(
-    mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch, way: str
+@in_event_loop
+async def test_messages_are_read_outside_the_event_loop(
+    connection: AsyncConnection, topic: str, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    mq.publish(topic, pa.table({"value": ["x" * 5_000]}))  # a file
+    connection.sync.publish(topic, pa.table({"value": ["x" * 5_000]}))  # a file
     threads: set[str] = set()
 
     def fetch(*arguments: Any) -> pa.Table:
         threads.add(threading.current_thread().name)
         return fetch_arrow(*arguments)
 
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(create_queue_group(mq), topics=[topic]) as consumer:
-            messages = list(await consumer.poll(timeout_ms=5_000)) if way == "poll" else [await anext(aiter(consumer))]
-            assert read_texts(messages) == ["x" * 5_000]
-
     monkeypatch.setattr(fetch_result, "fetch_arrow", fetch)
-    run(mq, main)
+    async with connection.consumer(create_queue_group(connection.sync), topics=[topic]) as consumer:
+        messages = list(await consumer.poll(timeout_ms=5_000)) if way == "poll" else [await anext(aiter(consumer))]
+        assert read_texts(messages) == ["x" * 5_000]
     assert threads == {"lakemq-poll_0"}
 
 
-def test_messages_of_a_poll_that_cannot_read_them_come_with_the_next(
-    mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
+@in_event_loop
+async def test_messages_of_a_poll_that_cannot_read_them_come_with_the_next(
+    connection: AsyncConnection, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(mq, topic, {0: 2})
+    add(connection.sync, topic, {0: 2})
 
     def fail(*_: Any) -> pa.Table:
         raise StorageError("down")
 
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(create_queue_group(mq), topics=[topic]) as consumer:
-            with monkeypatch.context() as patch:
-                patch.setattr(fetch_result, "fetch_arrow", fail)
-                with pytest.raises(StorageError, match="down"):
-                    await consumer.poll(timeout_ms=5_000)
-            assert await take(consumer, 2) == ["0.0", "0.1"]
-
-    run(mq, main)
+    async with connection.consumer(create_queue_group(connection.sync), topics=[topic]) as consumer:
+        with monkeypatch.context() as patch:
+            patch.setattr(fetch_result, "fetch_arrow", fail)
+            with pytest.raises(StorageError, match="down"):
+                await consumer.poll(timeout_ms=5_000)
+        assert await take(consumer, 2) == ["0.0", "0.1"]
 
 
 # -- cancelling -----------------------------------------------------------------------------------------
@@ -235,127 +225,120 @@ MOMENTS = ["when it has found messages", "while it waits", "when its result is t
 
 @pytest.mark.parametrize("options", [{"topics": ...}, {"topics": ..., "protocol": "cooperative"}, {"assign": ...}])
 @pytest.mark.parametrize("moment", extended_but(MOMENTS[:1], MOMENTS))
-def test_messages_of_a_cancelled_poll_come_with_the_next(mq: Connection, options: Any, moment: str) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    options = {name: [topic] if value is ... else value for name, value in options.items()}
-
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(group, **options) as consumer:
-            if moment == "while it waits":
-                await cancel_when(asyncio.create_task(consumer.poll(timeout_ms=60_000)), lambda: bool(consumer._polls))
-            add(mq, topic, {0: 3})
-            hold = HeldPoll(consumer)
-            if moment == "when it has found messages":
-                await cancel_when(asyncio.create_task(consumer.poll(timeout_ms=5_000)), hold.has_found.is_set)
-            elif moment == "when its result is there":
-                hold.release.set()
-                task = asyncio.create_task(consumer.poll(timeout_ms=5_000))
-                await asyncio.sleep(0)
-                while not hold.has_found.is_set():
-                    await asyncio.sleep(0)
-                consumer._polls.submit(int).result()  # blocks the loop until the poll's future is done
-                await cancel_when(task, lambda: True)
-            hold.release.set()
-            assert await take(consumer, 3) == ["0.0", "0.1", "0.2"]
-
-    run(mq, main)
-
-
-def test_an_acknowledgement_counts_although_it_was_cancelled_before_a_thread_was_free(
-    mq: Connection, topic: str
+@in_event_loop
+async def test_messages_of_a_cancelled_poll_come_with_the_next(
+    connection: AsyncConnection, options: Any, moment: str
 ) -> None:
-    add(mq, topic, {0: 1})
-    group = create_queue_group(mq)
-    meeting = threading.Barrier(lakemq.aio._THREADS + 1)
-
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(group, topics=[topic]) as consumer:
-            (message,) = await consumer.poll(timeout_ms=5_000)
-            busy = [asyncio.create_task(connection.run(meeting.wait, 60)) for _ in range(lakemq.aio._THREADS)]
-            task = asyncio.create_task(consumer.ack(message))
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            meeting.wait(60)
-            await asyncio.gather(*busy)
-            all_threads = threading.Barrier(lakemq.aio._THREADS)  # the acknowledgement has ended if they meet again
-            await asyncio.gather(*(connection.run(all_threads.wait, 60) for _ in range(lakemq.aio._THREADS)))
-            await consumer.flush()
-
-    run(mq, main)
-    assert mq.groups.lag(group)[0].lag == 0
-
-
-def test_messages_of_a_cancelled_poll_go_to_the_next_member_as_if_never_delivered(mq: Connection, topic: str) -> None:
-    add(mq, topic, {0: 2})
-    group = create_queue_group(mq)
-
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(group, topics=[topic]) as consumer:
-            hold = HeldPoll(consumer)
-            task = asyncio.create_task(consumer.poll(timeout_ms=5_000))
-            await cancel_when(task, hold.has_found.is_set)
+    topic, group = new_topic(connection.sync), new_name("g")
+    options = {name: [topic] if value is ... else value for name, value in options.items()}
+    async with connection.consumer(group, **options) as consumer:
+        if moment == "while it waits":
+            await cancel_when(asyncio.create_task(consumer.poll(timeout_ms=60_000)), lambda: bool(consumer._polls))
+        add(connection.sync, topic, {0: 3})
+        hold = HeldPoll(consumer)
+        if moment == "when it has found messages":
+            await cancel_when(asyncio.create_task(consumer.poll(timeout_ms=5_000)), hold.has_found.is_set)
+        elif moment == "when its result is there":
             hold.release.set()
-
-    run(mq, main)
-    assert read_deliveries(mq, group, topic) == {0: [(0, 2, "available", 0)]}
-
-
-def test_the_next_poll_raises_the_error_of_a_cancelled_one(mq: Connection, topic: str, group: str) -> None:
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(group, topics=[topic]) as consumer:
-            poll, called = consumer.sync.poll, threading.Event()
-
-            def fail(*_: Any) -> Any:
-                called.set()
-                consumer.sync.poll = poll  # type: ignore[method-assign]
-                raise IllegalState("once")
-
-            release: Future[None] = Future()
-            consumer._polls.submit(release.result)
-            consumer.sync.poll = fail  # type: ignore[method-assign]
-            task: Coroutine[Any, Any, Any] = consumer.poll()
-            running = asyncio.create_task(task)
+            task = asyncio.create_task(consumer.poll(timeout_ms=5_000))
             await asyncio.sleep(0)
-            release.set_result(None)
-            called.wait(60)  # the loop is blocked, so the task has not got the error
-            await cancel_when(running, lambda: True)
-            with pytest.raises(IllegalState, match="once"):
-                await consumer.poll()
-            assert not await consumer.poll()
-
-    run(mq, main)
+            while not hold.has_found.is_set():
+                await asyncio.sleep(0)
+            consumer._polls.submit(int).result()  # blocks the loop until the poll's future is done
+            await cancel_when(task, lambda: True)
+        hold.release.set()
+        assert await take(consumer, 3) == ["0.0", "0.1", "0.2"]
 
 
-def test_a_member_whose_join_is_cancelled_leaves_its_group(mq: Connection, topic: str, group: str) -> None:
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        consumer = connection.consumer(group, topics=[topic])
-        join, joined, release = consumer._join, list[Any](), threading.Event()
+@in_event_loop
+async def test_an_acknowledgement_counts_although_it_was_cancelled_before_a_thread_was_free(
+    connection: AsyncConnection, topic: str
+) -> None:
+    add(connection.sync, topic, {0: 1})
+    group = create_queue_group(connection.sync)
+    meeting = threading.Barrier(lakemq.aio._THREADS + 1)
+    async with connection.consumer(group, topics=[topic]) as consumer:
+        (message,) = await consumer.poll(timeout_ms=5_000)
+        busy = [asyncio.create_task(connection.run(meeting.wait, 60)) for _ in range(lakemq.aio._THREADS)]
+        task = asyncio.create_task(consumer.ack(message))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        meeting.wait(60)
+        await asyncio.gather(*busy)
+        all_threads = threading.Barrier(lakemq.aio._THREADS)  # the acknowledgement has ended if they meet again
+        await asyncio.gather(*(connection.run(all_threads.wait, 60) for _ in range(lakemq.aio._THREADS)))
+        await consumer.flush()
+    assert connection.sync.groups.lag(group)[0].lag == 0
 
-        def join_and_wait() -> Any:
-            joined.append(join())
-            release.wait(60)
-            return joined[0]
 
-        consumer._join = join_and_wait
-        entering = asyncio.create_task(consumer.__aenter__())
-        await cancel_when(entering, lambda: bool(joined))
-        release.set()
-        await connection.run(until, lambda: joined[0]._lock.is_closed)
+@in_event_loop
+async def test_messages_of_a_cancelled_poll_go_to_the_next_member_as_if_never_delivered(
+    connection: AsyncConnection, topic: str
+) -> None:
+    add(connection.sync, topic, {0: 2})
+    group = create_queue_group(connection.sync)
+    async with connection.consumer(group, topics=[topic]) as consumer:
+        hold = HeldPoll(consumer)
+        task = asyncio.create_task(consumer.poll(timeout_ms=5_000))
+        await cancel_when(task, hold.has_found.is_set)
+        hold.release.set()
+    assert read_deliveries(connection.sync, group, topic) == {0: [(0, 2, "available", 0)]}
 
-    run(mq, main)
+
+@in_event_loop
+async def test_the_next_poll_raises_the_error_of_a_cancelled_one(
+    connection: AsyncConnection, topic: str, group: str
+) -> None:
+    async with connection.consumer(group, topics=[topic]) as consumer:
+        poll, called = consumer.sync.poll, threading.Event()
+
+        def fail(*_: Any) -> Any:
+            called.set()
+            consumer.sync.poll = poll  # type: ignore[method-assign]
+            raise IllegalState("once")
+
+        release: Future[None] = Future()
+        consumer._polls.submit(release.result)
+        consumer.sync.poll = fail  # type: ignore[method-assign]
+        task: Coroutine[Any, Any, Any] = consumer.poll()
+        running = asyncio.create_task(task)
+        await asyncio.sleep(0)
+        release.set_result(None)
+        called.wait(60)  # the loop is blocked, so the task has not got the error
+        await cancel_when(running, lambda: True)
+        with pytest.raises(IllegalState, match="once"):
+            await consumer.poll()
+        assert not await consumer.poll()
 
 
-def test_a_poll_ends_when_its_consumer_is_closed(mq: Connection, topic: str, group: str) -> None:
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(group, topics=[topic]) as consumer:
-            poll = asyncio.create_task(consumer.poll(timeout_ms=3_600_000))
-            await asyncio.sleep(0)  # it begins
-            await consumer.close()
-            assert not await poll
+@in_event_loop
+async def test_a_member_whose_join_is_cancelled_leaves_its_group(
+    connection: AsyncConnection, topic: str, group: str
+) -> None:
+    consumer = connection.consumer(group, topics=[topic])
+    join, joined, release = consumer._join, list[Any](), threading.Event()
 
-    run(mq, main)
+    def join_and_wait() -> Any:
+        joined.append(join())
+        release.wait(60)
+        return joined[0]
+
+    consumer._join = join_and_wait
+    entering = asyncio.create_task(consumer.__aenter__())
+    await cancel_when(entering, lambda: bool(joined))
+    release.set()
+    await connection.run(until, lambda: joined[0]._lock.is_closed)
+
+
+@in_event_loop
+async def test_a_poll_ends_when_its_consumer_is_closed(connection: AsyncConnection, topic: str, group: str) -> None:
+    async with connection.consumer(group, topics=[topic]) as consumer:
+        poll = asyncio.create_task(consumer.poll(timeout_ms=3_600_000))
+        await asyncio.sleep(0)  # it begins
+        await consumer.close()
+        assert not await poll
 
 
 def test_a_cancelled_connect_is_closed(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,33 +360,31 @@ def test_a_cancelled_connect_is_closed(mq: Connection, monkeypatch: pytest.Monke
     until(lambda: connected[0]._open._is_closed)
 
 
-def test_the_loop_goes_on_while_a_poll_waits_and_threads_stay_few(mq: Connection, topic: str, group: str) -> None:
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        async with connection.consumer(group, topics=[topic]) as consumer, connection.producer() as producer:
-            poll = asyncio.create_task(consumer.poll(timeout_ms=60_000))
-            await producer.send(topic, "woken")
-            assert texts(await poll) == ["woken"]
-            before = threading.active_count()
-            await asyncio.gather(*(producer.send(topic, "x") for _ in range(500)))
-            batch = await consumer.poll(timeout_ms=5_000)
-            await asyncio.gather(*(consumer.ack(message) for message in batch))
-            assert threading.active_count() - before <= 4
+@in_event_loop
+async def test_the_loop_goes_on_while_a_poll_waits_and_threads_stay_few(
+    connection: AsyncConnection, topic: str, group: str
+) -> None:
+    async with connection.consumer(group, topics=[topic]) as consumer, connection.producer() as producer:
+        poll = asyncio.create_task(consumer.poll(timeout_ms=60_000))
+        await producer.send(topic, "woken")
+        assert texts(await poll) == ["woken"]
+        before = threading.active_count()
+        await asyncio.gather(*(producer.send(topic, "x") for _ in range(500)))
+        batch = await consumer.poll(timeout_ms=5_000)
+        await asyncio.gather(*(consumer.ack(message) for message in batch))
+        assert threading.active_count() - before <= 4
 
-    run(mq, main)
 
-
-def test_a_consumer_outside_its_block_is_refused(mq: Connection, topic: str, group: str) -> None:
-    async def main(connection: lakemq.aio.AsyncConnection) -> None:
-        consumer = connection.consumer(group, topics=[topic])
-        with pytest.raises(IllegalState, match="has not joined"):
-            await consumer.poll()
-        async with consumer:
-            assert not await consumer.poll()
-        with pytest.raises(IllegalState, match="is closed"):
-            await consumer.poll()
-        with pytest.raises(InvalidRequest):
-            async with connection.consumer(group):
-                pass
-        assert (await connection.run(connection.sync.publish, topic, pa.table({"value": ["a"]}))).record_count == 1
-
-    run(mq, main)
+@in_event_loop
+async def test_a_consumer_outside_its_block_is_refused(connection: AsyncConnection, topic: str, group: str) -> None:
+    consumer = connection.consumer(group, topics=[topic])
+    with pytest.raises(IllegalState, match="has not joined"):
+        await consumer.poll()
+    async with consumer:
+        assert not await consumer.poll()
+    with pytest.raises(IllegalState, match="is closed"):
+        await consumer.poll()
+    with pytest.raises(InvalidRequest):
+        async with connection.consumer(group):
+            pass
+    assert (await connection.run(connection.sync.publish, topic, pa.table({"value": ["a"]}))).record_count == 1

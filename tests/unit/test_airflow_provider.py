@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from unit.served import new_name, new_topic
+from unit.served import new_name, new_topic, send
 
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InvalidRequest, MissingExtra, UnknownTopicOrPartition
@@ -16,10 +16,6 @@ from lakemq.jobs.airflow_provider.waiting import find_waiting_ends, has_new_ends
 pytestmark = pytest.mark.slow
 
 JOBS = Path(airflow_provider.__file__).parents[1]
-
-
-def publish(mq: Connection, topic: str, *values: str) -> None:
-    mq.publish(topic, pa.table({"value": list(values)}))
 
 
 def abort(mq: Connection, topic: str) -> None:
@@ -43,14 +39,14 @@ def consume(mq: Connection, group: str, topic: str, protocol: str = "cooperative
 def test_messages_wait_until_the_group_has_committed_or_acknowledged_them(mq: Connection, protocol: str) -> None:
     group, topic, other = new_name("g"), new_topic(mq), new_topic(mq)
     assert find_waiting_ends(mq, group, [topic, other]) == {}
-    publish(mq, topic, "1", "2")
+    send(mq, topic, "1", "2")
     first = find_waiting_ends(mq, group, [topic, other])
     assert first == {topic: {0: 2}}
     assert has_new_ends(first, {})
     assert not has_new_ends(first, first)
     assert consume(mq, group, topic, protocol) == 2
     assert find_waiting_ends(mq, group, [topic, other]) == {}
-    publish(mq, topic, "3")
+    send(mq, topic, "3")
     assert find_waiting_ends(mq, group, [topic]) == {topic: {0: 3}}
     assert has_new_ends(find_waiting_ends(mq, group, [topic]), first)
     assert find_waiting_ends(mq, new_name("g"), [topic]) == {topic: {0: 3}}
@@ -58,12 +54,12 @@ def test_messages_wait_until_the_group_has_committed_or_acknowledged_them(mq: Co
 
 def test_messages_of_a_topic_created_again_are_new(mq: Connection) -> None:
     group, topic = new_name("g"), new_topic(mq)
-    publish(mq, topic, "1", "2")
+    send(mq, topic, "1", "2")
     ends = find_waiting_ends(mq, group, [topic])
     assert consume(mq, group, topic) == 2
     mq.topics.delete(topic)
     mq.topics.create(topic)
-    publish(mq, topic, "of another topic")
+    send(mq, topic, "of another topic")
     assert find_waiting_ends(mq, group, [topic]) == {topic: {0: 1}}
     assert has_new_ends(find_waiting_ends(mq, group, [topic]), ends)
 
@@ -86,7 +82,7 @@ def test_waiting_for_a_missing_topic_or_for_a_text_is_refused(mq: Connection) ->
     with pytest.raises(UnknownTopicOrPartition):
         find_waiting_ends(mq, "g", ["no-such-topic"])
     mq.topics.create("o", exist_ok=True)
-    publish(mq, "o", "1")
+    send(mq, "o", "1")
     with pytest.raises(InvalidRequest, match="topics is not valid"):
         find_waiting_ends(mq, "g", "o")
 

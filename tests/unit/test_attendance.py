@@ -42,11 +42,9 @@ class Scene:
                 )
             )
 
-    def beat(self, beats_id: str, *members: str, polls: int = 0) -> None:
-        self.numbers[beats_id] = self.numbers.get(beats_id, 0) + 1
-        self.beats.put(
-            beats_id, self.numbers[beats_id], encode_beat([MemberBeat("g", member, polls) for member in members])
-        )
+    def beat(self, beats_id: str, *members: str, polls: int = 0, interval_ms: int = 0) -> None:
+        self.numbers[beats_id] = number = self.numbers.get(beats_id, 0) + 1
+        self.beats.put(beats_id, number, encode_beat([MemberBeat("g", m, polls, interval_ms) for m in members]))
 
     def pass_ms(self, ms: int) -> list[tuple[str, str]]:
         """Let time pass, and return the members that are silent afterwards."""
@@ -216,21 +214,19 @@ def test_a_member_whose_heartbeats_stop_is_noted_before_its_session_ends(tmp_pat
     for member in ("C1", "C2"):
         scene.mq.ask(JoinGroup("g", member, ["t"], session_timeout_ms=60_000))
     for _ in range(3):
-        for name, member in (("a", "C1"), ("b", "C2")):
-            number = scene.numbers[name] = scene.numbers.get(name, 0) + 1
-            scene.beats.put(name, number, encode_beat([MemberBeat("g", member, number, 1_000)]))
+        scene.beat("a", "C1", interval_ms=1_000)
+        scene.beat("b", "C2", interval_ms=1_000)
         scene.pass_ms(1_000)
     for _ in range(5):
-        number = scene.numbers["a"] = scene.numbers["a"] + 1
-        scene.beats.put("a", number, encode_beat([MemberBeat("g", "C1", number, 1_000)]))
+        scene.beat("a", "C1", interval_ms=1_000)
         assert scene.pass_ms(1_000) == []
     assert read_note(scene) == [("C2", 5_000, None)]
     (first,) = scene.files.list("overdue")
     scene.pass_ms(1_000)
     assert scene.files.list("overdue") == [first], "the same silence is written once"
-    scene.beats.put("b", 4, encode_beat([MemberBeat("g", "C2", 4, 1_000)]))
+    scene.beat("b", "C2", interval_ms=1_000)
     scene.pass_ms(1_000)
-    scene.beats.put("a", number + 1, encode_beat([MemberBeat("g", "C1", number + 1, 1_000)]))
+    scene.beat("a", "C1", interval_ms=1_000)
     scene.pass_ms(1_000)
     assert read_note(scene) == []
     assert scene.files.list("overdue") == []

@@ -12,7 +12,7 @@ import pytest
 from unit.test_attendance import SESSION_MS, Scene
 
 from lakemq.engine.namespace.process import is_process_gone, read_own_identity
-from lakemq.engine.protocol.codec.beat import MemberBeat, decode_beat, encode_beat
+from lakemq.engine.protocol.codec.beat import MemberBeat, decode_beat
 from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, MAX_READ_GAP_MS
 
@@ -30,8 +30,7 @@ class Terms(Scene):
         return self.look()
 
     def beat_as(self, beats_id: str, member: str, age_ms: int = 0) -> None:
-        self.numbers[beats_id] = number = self.numbers.get(beats_id, 0) + 1
-        self.beats.put(beats_id, number, encode_beat([MemberBeat("g", member, 1, INTERVAL_MS)]))
+        self.beat(beats_id, member, polls=1, interval_ms=INTERVAL_MS)
         self.age(beats_id, age_ms)
 
     def age(self, beats_id: str, age_ms: int) -> None:

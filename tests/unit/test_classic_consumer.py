@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 import pytest
-from unit.consuming import RecordingListener, add, list_partitions, texts
-from unit.served import new_name, new_topic, until
-from unit.test_group_consumer import settle
+from unit.consuming import RecordingListener, add, list_partitions, new_group, texts
+from unit.served import new_topic, until
+from unit.test_group_consumer import member, settle
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
@@ -15,23 +15,10 @@ from lakemq.errors import UnknownMemberId
 pytestmark = pytest.mark.slow
 
 
-def create_classic_group(mq: Connection, **config: Any) -> str:
-    """Create a group whose first member does not wait for others, and return its name."""
-    group = new_name("g")
-    settings = {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 0, **config}
-    mq.groups.create(group, config=settings)
-    return group
-
-
-def member(mq: Connection, group: str, topic: str, **options: Any) -> GroupConsumer:
-    options = {"auto_offset_reset": "earliest", **options}
-    return mq.consumer(group, topics=[topic], protocol="classic", **options)
-
-
 def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
     """Start two members that share a new topic evenly."""
-    topic, group = new_topic(mq, partitions), create_classic_group(mq)
-    first, second = member(mq, group, topic, **options), member(mq, group, topic, **options)
+    topic, group = new_topic(mq, partitions), new_group(mq, "classic")
+    first, second = member(mq, group, topic, "classic", **options), member(mq, group, topic, "classic", **options)
     settle(first, second, on=lambda: len(list_partitions(first)) == len(list_partitions(second)) == partitions // 2)
     return topic, group, first, second
 
@@ -40,11 +27,11 @@ def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[
 
 
 def test_members_give_up_all_partitions_before_they_get_theirs(mq: Connection) -> None:
-    topic, group = new_topic(mq, 4), create_classic_group(mq)
+    topic, group = new_topic(mq, 4), new_group(mq, "classic")
     first_listener, second_listener = RecordingListener(), RecordingListener()
-    first = member(mq, group, topic, listener=first_listener)
+    first = member(mq, group, topic, "classic", listener=first_listener)
     settle(first, on=lambda: len(list_partitions(first)) == 4)
-    second = member(mq, group, topic, listener=second_listener)
+    second = member(mq, group, topic, "classic", listener=second_listener)
     settle(first, second, on=lambda: len(list_partitions(first)) == len(list_partitions(second)) == 2)
     assert mq.groups.describe(group).generation == 2
     first_owned, second_owned = list_partitions(first), list_partitions(second)
@@ -69,7 +56,7 @@ def test_group_waits_for_a_member_at_work_and_names_it(mq: Connection) -> None:
     add(mq, topic, {0: 1, 1: 1})
     assert first.poll(timeout_ms=5_000)
     before = mq.groups.describe(group).generation  # 1 or 2, depending on whether they joined at once
-    third = member(mq, group, topic)
+    third = member(mq, group, topic, "classic")
     settle(second, third, on=lambda: list_partitions(second) == [])
     add(mq, topic, {0: 1, 1: 1}, "later ")
     for _ in range(20):
@@ -89,13 +76,13 @@ def test_group_waits_for_a_member_at_work_and_names_it(mq: Connection) -> None:
 
 def test_slow_member_stops_the_group_until_its_poll_interval_ends(mq: Connection) -> None:
     """The others stand still meanwhile. The slow member learns that its messages do not count."""
-    topic, group, listener = new_topic(mq, 2), create_classic_group(mq), RecordingListener()
+    topic, group, listener = new_topic(mq, 2), new_group(mq, "classic"), RecordingListener()
     options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_500}
-    slow = member(mq, group, topic, listener=listener, **options)
+    slow = member(mq, group, topic, "classic", listener=listener, **options)
     add(mq, topic, {0: 1, 1: 1})
     batch = slow.poll(timeout_ms=5_000)
     polled_s = time.monotonic()
-    quick = member(mq, group, topic, **options)
+    quick = member(mq, group, topic, "classic", **options)
     assert texts(quick.poll(timeout_ms=8_000)) == ["0.0", "1.0"]
     assert time.monotonic() - polled_s > 1.5
     with pytest.raises(UnknownMemberId):
@@ -110,10 +97,10 @@ def test_slow_member_stops_the_group_until_its_poll_interval_ends(mq: Connection
 
 
 def test_rebalance_does_not_wait_for_a_static_member_that_closed(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), create_classic_group(mq)
-    first = member(mq, group, topic, instance_id="one")
+    topic, group = new_topic(mq, 2), new_group(mq, "classic")
+    first = member(mq, group, topic, "classic", instance_id="one")
     settle(first, on=lambda: list_partitions(first) == [0, 1])
-    second = member(mq, group, topic)
+    second = member(mq, group, topic, "classic")
     until(lambda: mq.groups.describe(group).state == "PreparingRebalance")
     first.close()
     settle(second, on=lambda: len(list_partitions(second)) == 1)

@@ -4,24 +4,17 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from targets import extended_but
 from typer.testing import Result
-from unit.served import Lakemq, new_name, new_topic, until
+from unit.served import Lakemq, new_name, new_topic, send, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 
 pytestmark = pytest.mark.slow
-
-
-def add(mq: Connection, topic: str, texts: list[str]) -> None:
-    with mq.producer() as producer:
-        for text in texts:
-            producer.send(topic, text)
 
 
 def printed(result: Result) -> list[Any]:
@@ -31,7 +24,7 @@ def printed(result: Result) -> list[Any]:
 @pytest.mark.parametrize("protocol", extended_but(["queue"], ["queue", "cooperative"]))
 def test_printed_messages_are_committed(mq: Connection, lake: Lakemq, protocol: str) -> None:
     topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, ["a", "b", "c"])
+    send(mq, topic, "a", "b", "c")
     how = ("consume", topic, "--group", group, "--protocol", protocol, "--output", "json")
     assert printed(lake(*how, "--limit", "2")) == ["a", "b"]
     assert printed(lake(*how, "--timeout-ms", "300")) == ["c"]
@@ -42,7 +35,7 @@ def test_printed_messages_are_committed(mq: Connection, lake: Lakemq, protocol: 
 def test_consume_joins_an_existing_group_by_its_protocol(mq: Connection, lake: Lakemq) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.groups.create(group, {"group.protocol": "cooperative"})
-    add(mq, topic, ["a"])
+    send(mq, topic, "a")
     lake("consume", topic, "--group", group, "--limit", "1")
     assert mq.groups.describe(group).protocol == "cooperative"
     stderr = lake("consume", topic, "--group", group, "--protocol", "queue", code=1).stderr
@@ -53,7 +46,7 @@ def test_consume_joins_an_existing_group_by_its_protocol(mq: Connection, lake: L
 @pytest.mark.parametrize("protocol", extended_but(["queue"], ["queue", "cooperative"]))
 def test_until_end_stops_when_the_group_has_read_all(mq: Connection, lake: Lakemq, protocol: str) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
-    add(mq, topic, [f"{n}" for n in range(5)])
+    send(mq, topic, *[f"{n}" for n in range(5)])
     how = ("consume", topic, "--group", group, "--protocol", protocol, "--output", "json", "--until-end")
     first = printed(lake(*how, "--limit", "3"))
     assert len(first) == 3
@@ -65,7 +58,7 @@ def test_consume_warns_of_partitions_that_others_own(mq: Connection, lake: Lakem
     topic, group = new_topic(mq, 1), new_name("g")
     with mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="earliest") as holder:
         until(lambda: bool(holder.poll() or holder.assignment()))
-        add(mq, topic, ["a", "b"])
+        send(mq, topic, "a", "b")
         stderr = lake("consume", topic, "--group", group, "--timeout-ms", "100").stderr
         assert "2 unread offsets in 1 partitions that this member does not own" in stderr
 
@@ -77,25 +70,26 @@ def test_consume_of_a_missing_topic_or_with_wrong_options_is_refused(mq: Connect
         assert "INVALID" in lake("consume", topic, "--group", "g", *wrong, code=1).stderr
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> str:
-    """A namespace that nobody serves."""
-    path = str(tmp_path / "mq")
-    with lakemq.connect(path, create=True) as mq, mq.serving():
-        mq.topics.create("t", 1)
-        add(mq, "t", ["a", "b"])
-    return path
-
-
 @pytest.mark.extended
-def test_interrupt_ends_consume_and_its_membership(alone: str) -> None:
+def test_interrupt_ends_consume_and_its_membership(leaderless: str) -> None:
     """The command serves by itself if no sequencer leads."""
-    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", alone, "consume", "t", "--group", "g", "--follow"]
+    command = [
+        sys.executable,
+        "-m",
+        "lakemq.jobs.cli",
+        "--path",
+        leaderless,
+        "consume",
+        "t",
+        "--group",
+        "g",
+        "--follow",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(3)]
-        assert [line.split()[-1] for line in lines] == ["value", "a", "b"]
-        with lakemq.connect(alone) as mq:
+        lines = [process.stdout.readline() for _ in range(2)]
+        assert [line.split()[-1] for line in lines] == ["value", "there"]
+        with lakemq.connect(leaderless) as mq:
             until(lambda: mq.groups.describe("g").lag == 0)
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0

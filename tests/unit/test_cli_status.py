@@ -1,6 +1,5 @@
 """`lakemq status`: its figures are those of the commands, and the live page follows the namespace."""
 
-import json
 import os
 import pty
 import signal
@@ -13,11 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner, Result
 from unit.served import Lakemq, new_name, new_topic, read_objects, run_lakemq, served, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.cli import app
 from lakemq.jobs.commands import status as status_command
 from lakemq.jobs.commands.shared.message_format import parse_format
 from lakemq.jobs.status import read_status, take_sample, topic_rows
@@ -149,19 +146,14 @@ def read_until(terminal: int, text: str) -> str:
 # `lakemq bench`: what it says it sent is there, and what it says it read was there; figures agree with each other.
 
 
-def run_bench(mq: Connection, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["--path", mq.namespace.path, "--output", "json", "bench", *arguments])
-
-
-def figures(result: Result) -> dict[str, Any]:
-    assert result.exit_code == 0, (result.stdout, result.stderr)
-    (line,) = result.stdout.splitlines()
-    return dict(json.loads(line))
+def bench(mq: Connection, *arguments: str) -> dict[str, Any]:
+    (figures,) = read_objects(mq.namespace.path, "bench", *arguments)
+    return figures
 
 
 def test_bench_produce_publishes_its_messages(mq: Connection) -> None:
     topic = new_topic(mq, partitions=2)
-    made = figures(run_bench(mq, "produce", topic, "--messages", "50", "--warmup", "5", "--size", "20", "--keys", "3"))
+    made = bench(mq, "produce", topic, "--messages", "50", "--warmup", "5", "--size", "20", "--keys", "3")
     rows = mq.fetch(topic).to_arrow()
     assert rows.num_rows == 55
     assert {len(value) for value in rows["value"].to_pylist()} == {20}
@@ -174,22 +166,20 @@ def test_bench_produce_publishes_its_messages(mq: Connection) -> None:
     assert latencies == sorted(latencies)
 
 
-def test_bench_produce_sends_lines_of_a_file(mq: Connection, tmp_path: Path) -> None:
+def test_bench_produce_sends_lines_of_a_file(mq: Connection, lake: Lakemq, tmp_path: Path) -> None:
     topic, file = new_topic(mq), tmp_path / "payloads.txt"
     file.write_text("one\n\ntwo\n")
-    figures(run_bench(mq, "produce", topic, "--messages", "3", "--payload-file", str(file)))
+    bench(mq, "produce", topic, "--messages", "3", "--payload-file", str(file))
     assert values(mq, topic) == ["one", "two", "one"]
     file.write_text("\n")
-    refused = run_bench(mq, "produce", topic, "--payload-file", str(file))
-    assert refused.exit_code == 1
-    assert "no lines to send" in refused.stderr
+    assert "no lines to send" in lake("bench", "produce", topic, "--payload-file", str(file), code=1).stderr
 
 
 def test_bench_consume_deletes_its_own_group_after_reading_all(mq: Connection) -> None:
     topic = new_topic(mq, partitions=2)
-    figures(run_bench(mq, "produce", topic, "--messages", "40", "--size", "10"))
+    bench(mq, "produce", topic, "--messages", "40", "--size", "10")
     groups = set(mq.groups.list())
-    read = figures(run_bench(mq, "consume", topic, "--messages", "40"))
+    read = bench(mq, "consume", topic, "--messages", "40")
     assert (read["messages"], read["bytes"]) == (40, 400)
     assert 0 < read["join_ms"] <= read["seconds"] * 1000
     assert read["poll_p50_ms"] <= read["poll_max_ms"]

@@ -5,9 +5,8 @@ import subprocess
 import sys
 from contextlib import suppress
 
-import pyarrow as pa
 import pytest
-from unit.served import new_name, new_topic, served
+from unit.served import new_name
 
 import lakemq
 from lakemq.errors import GroupIdNotFound
@@ -18,15 +17,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 _CLOSED = "OUTPUT_ERROR: Standard output is closed.\n"
 _FULL = "OUTPUT_ERROR: Standard output cannot be written: No space left on device.\n"
 _SHELL = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-
-
-@pytest.fixture(scope="module")
-def at(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Path and a topic with a message in it; nobody serves."""
-    with served(tmp_path_factory.mktemp("served")) as mq:
-        topic = new_topic(mq)
-        mq.publish(topic, pa.table({"value": ["there"]}))
-    return mq.namespace.path, topic
 
 
 def shell(line: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,39 +35,36 @@ def shell(line: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_output_that_cannot_be_written_is_one_line_on_stderr(
-    at: tuple[str, str], arguments: list[str], line: str, code: int, told: str
+    leaderless: str, arguments: list[str], line: str, code: int, told: str
 ) -> None:
-    done = shell(line, "--path", at[0], *arguments)
+    done = shell(line, "--path", leaderless, *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", told)
 
 
-def test_consume_does_not_commit_messages_it_could_not_print(at: tuple[str, str]) -> None:
-    path, topic = at
+def test_consume_does_not_commit_messages_it_could_not_print(leaderless: str) -> None:
     group = new_name("g")
-    done = shell('"$@" >&-', "--path", path, "consume", topic, "--group", group)
+    done = shell('"$@" >&-', "--path", leaderless, "consume", "t", "--group", group)
     assert (done.returncode, done.stderr) == (1, _CLOSED)
-    with lakemq.connect(path) as mq, suppress(GroupIdNotFound):
+    with lakemq.connect(leaderless) as mq, suppress(GroupIdNotFound):
         assert sum(row.committed_offset or 0 for row in mq.groups.lag(group)) == 0
 
 
 @pytest.mark.parametrize("arguments", [["sql", "-"], ["publish", "--topic", "t"]], ids=" ".join)
-def test_closed_stdin_is_an_error_and_not_an_empty_input(at: tuple[str, str], arguments: list[str]) -> None:
-    done = shell('"$@" <&-', "--path", at[0], *arguments)
+def test_closed_stdin_is_an_error_and_not_an_empty_input(leaderless: str, arguments: list[str]) -> None:
+    done = shell('"$@" <&-', "--path", leaderless, *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "INPUT_ERROR: Standard input is closed.\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "reader"),
     [
-        (["tail", "TOPIC", "-f", "--output", "json"], "head -1"),
-        (["consume", "TOPIC", "-f", "--group", "readers", "--output", "json"], "head -1"),
+        (["tail", "t", "-f", "--output", "json"], "head -1"),
+        (["consume", "t", "-f", "--group", "readers", "--output", "json"], "head -1"),
         (["delayed", "release", "--watch"], "true"),
     ],
     ids=["tail", "consume", "release"],
 )
-def test_command_that_waits_ends_with_its_reader(at: tuple[str, str], arguments: list[str], reader: str) -> None:
-    path, topic = at
-    named = [topic if argument == "TOPIC" else argument for argument in arguments]
-    done = shell(f'"$@" | {reader}; exit ${{PIPESTATUS[0]}}', "--path", path, *named)
+def test_command_that_waits_ends_with_its_reader(leaderless: str, arguments: list[str], reader: str) -> None:
+    done = shell(f'"$@" | {reader}; exit ${{PIPESTATUS[0]}}', "--path", leaderless, *arguments)
     assert (done.returncode, done.stderr) == (141, "")
     assert done.stdout.count("\n") == (reader == "head -1")

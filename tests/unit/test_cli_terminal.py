@@ -170,18 +170,3 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     }
     as_the_page_says = 'eval "$(_LAKEMQ_COMPLETE=source_bash lakemq)"'
     assert completed(command_on_path(tmp_path), as_the_page_says, [*expected]) == [*expected.values()]
-
-
-_ACTIVITY = """
-from lakemq.jobs.commands.shared.printing import show_activity
-with show_activity("counting") as tell:
-    tell("counting keys")
-"""
-
-
-def test_an_activity_is_shown_at_a_terminal_alone() -> None:
-    code, stdout, shown = run_at_a_terminal([sys.executable, "-c", _ACTIVITY])
-    assert (code, stdout) == (0, b"")
-    assert "counting keys" in shown
-    done = subprocess.run([sys.executable, "-c", _ACTIVITY], capture_output=True, check=True)
-    assert done.stderr == b""

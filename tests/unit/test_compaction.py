@@ -20,16 +20,6 @@ from unit.served import until
 import lakemq
 from lakemq import Connection
 from lakemq.engine.maintenance import compaction
-from lakemq.engine.maintenance.compaction import (
-    UNKNOWN_MS,
-    drop_long_runs,
-    empty_messages,
-    find_newest,
-    find_spans,
-    find_superseded,
-    find_times,
-    mask_tombstones,
-)
 from lakemq.engine.maintenance.retention import LiveState
 from lakemq.engine.maintenance.row_audit import compare_with_replay
 from lakemq.engine.namespace.step_reader import take_snapshot
@@ -99,10 +89,10 @@ def test_runs_leave_the_newest_message_of_each_key(rows: list[Row], sizes: list[
     begin = 0
     while begin < len(files):
         end = drawn.randint(begin + 1, len(files))
-        newest = find_newest(pa.concat_tables(files[begin:end]))
+        newest = compaction.find_newest(pa.concat_tables(files[begin:end]))
         for i in [*range(end)] * drawn.randint(1, 2):
             none = np.zeros(len(files[i]), np.bool_)
-            files[i] = empty_messages(files[i], find_superseded(files[i], newest, none))
+            files[i] = compaction.empty_messages(files[i], compaction.find_superseded(files[i], newest, none))
         begin = end
     newest_by_key = {(p, key): (offset, value) for offset, (p, key, value) in enumerate(rows) if key is not None}
     expected = {
@@ -115,20 +105,22 @@ def test_runs_leave_the_newest_message_of_each_key(rows: list[Row], sizes: list[
 
 def test_tombstones_go_only_when_they_may() -> None:
     messages = to_file([(0, "a", "1"), (0, "a", None), (0, "b", None), (0, None, "keyless")])
-    newest, none = find_newest(messages), np.zeros(4, np.bool_)
-    assert find_superseded(messages, newest, none).tolist() == [True, False, False, True]
-    cleaned = empty_messages(messages, find_superseded(messages, newest, none))
-    assert find_superseded(cleaned, newest, ~none).tolist() == [False, True, True, False]
-    assert find_superseded(cleaned, newest, np.arange(4) == 2).tolist() == [False, False, True, False]
+    newest, none = compaction.find_newest(messages), np.zeros(4, np.bool_)
+    assert compaction.find_superseded(messages, newest, none).tolist() == [True, False, False, True]
+    cleaned = compaction.empty_messages(messages, compaction.find_superseded(messages, newest, none))
+    assert compaction.find_superseded(cleaned, newest, ~none).tolist() == [False, True, True, False]
+    assert compaction.find_superseded(cleaned, newest, np.arange(4) == 2).tolist() == [False, False, True, False]
 
 
 def test_file_notes_of_each_tombstone_since_when_older_messages_have_gone() -> None:
     rows: list[Row] = [(0, "a", None), (0, "b", "1"), (0, "c", None), (0, "d", None), (1, "a", None)]
     messages = to_file(rows)
-    spans = find_spans(messages, mask_tombstones(messages), np.array([7, UNKNOWN_MS, 7, 8, 7]))
+    spans = compaction.find_spans(
+        messages, compaction.mask_tombstones(messages), np.array([7, compaction.UNKNOWN_MS, 7, 8, 7])
+    )
     assert spans == [(0, 0, 2, 7), (0, 3, 3, 8), (1, 4, 4, 7)]
-    assert find_times(messages, spans).tolist() == [7, 7, 7, 8, 7]
-    assert find_times(messages.slice(2), spans[1:]).tolist() == [UNKNOWN_MS, 8, 7]
+    assert compaction.find_times(messages, spans).tolist() == [7, 7, 7, 8, 7]
+    assert compaction.find_times(messages.slice(2), spans[1:]).tolist() == [compaction.UNKNOWN_MS, 8, 7]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +138,7 @@ def test_only_long_runs_of_empty_rows_are_dropped(
 ) -> None:
     monkeypatch.setattr(compaction, "LONG_RUN", 2)
     messages = to_file([(offset // 3, "k", "v") for offset in range(6)])
-    rest, runs = drop_long_runs(empty_messages(messages, np.isin(np.arange(6), gone)))
+    rest, runs = compaction.drop_long_runs(compaction.empty_messages(messages, np.isin(np.arange(6), gone)))
     assert rest.column("offset").to_pylist() == kept
     assert [tuple(row.values()) for row in runs.to_pylist()] == dropped
 

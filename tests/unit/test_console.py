@@ -10,10 +10,8 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from unit.browsing import Browser, facts, notices, open_browser, table_rows
-from unit.busy_namespace import HOSTILE, ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace, open_busy_namespace
-from unit.served import until
+from unit.busy_namespace import HOSTILE, ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace
 
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.jobs.console.app import MENU, PAGES
 from lakemq.jobs.console.console import QUERY_LIMITS, Console, ConsoleSettings, NotPossible
 from lakemq.jobs.console.pages import messages
@@ -33,12 +31,6 @@ PLACES = {
 
 SCRIPTS = [f'<script defer src="/static/{name}"></script>' for name in ("uPlot.iife.min.js", "charts.js")]
 TAIL_SCRIPT = '<script defer src="/static/tail.js"></script>'
-
-
-@pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
-    with open_busy_namespace(tmp_path_factory.mktemp("console")) as namespace:
-        yield namespace
 
 
 @pytest.fixture(scope="module")
@@ -293,24 +285,6 @@ def test_a_dead_letter_and_its_original_lead_to_each_other(busy: BusyNamespace, 
     (link,) = re.findall(r'href="(/messages[?][^"]*dlq[^"]*)">Its dead letters', browser.get("/message", **place))
     rows = table_rows(browser.get(html.unescape(link)), "Messages")
     assert [row[:2] for row in rows] == [[str(letter["partition"]), str(letter["offset"])]]
-
-
-def test_a_dead_letter_with_headers_like_those_of_its_cause_is_shown(busy: BusyNamespace, browser: Browser) -> None:
-    busy.mq.topics.create("odd", 1)
-    headers = [("dead-letter.cause", None), ("dead-letter.topic", b"\xff"), ("dead-letter.x", b"\xff")]
-    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    pairs = [{"key": key, "value": value} for key, value in headers]
-    busy.mq.publish("odd", pa.table({"value": ["x"], "headers": pa.array([pairs], kind)}))
-    with busy.mq.consumer("odd", topics=["odd"], protocol="queue") as member:
-        assert isinstance(member, QueueConsumer)
-        read: list[Any] = []
-        until(lambda: bool(read.extend(member.poll(timeout_ms=500)) or read))
-        member.reject(read, error="odd")
-    until(lambda: any(topic.topic == "odd.dlq" and topic.end_offsets[0] for topic in busy.mq.topics.list()))
-    page = browser.get("/message", topic="odd.dlq", partition=0, offset=0)
-    assert html.escape(make_link("/message", topic="odd", partition=0, offset=0)) in page
-    busy.mq.topics.delete("odd")
-    busy.mq.topics.delete("odd.dlq")
 
 
 def test_a_message_is_decoded_by_the_schema_of_its_topic(busy: BusyNamespace, browser: Browser) -> None:

@@ -11,11 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from unit.browsing import Browser, notices, open_browser, table_rows
-from unit.busy_namespace import ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace, open_busy_namespace
+from unit.busy_namespace import ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace
 from unit.served import served, until, values
 
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
-from lakemq.engine.namespace.config import MEANINGS
 from lakemq.engine.protocol.codec.beat import OverdueMember, encode_overdue_members
 from lakemq.jobs.console.changes import CHANGES, LONGEST_TEXT, list_cures
 from lakemq.jobs.console.parts import make_link
@@ -39,14 +38,6 @@ INPUTS = {
     "delete-group": {"group": READERS},
     "alter-group": {"group": WORKERS, "setting": "max.redelivery.count", "value": "9"},
 }
-
-HARMLESS = ("redrive", "alter-topic", "alter-group", "create-topic", "add-partitions", "publish")
-
-
-@pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
-    with open_busy_namespace(tmp_path_factory.mktemp("console")) as namespace:
-        yield namespace
 
 
 @pytest.fixture(scope="module")
@@ -175,25 +166,6 @@ def test_longest_text_is_published_with_the_forms_of_the_console(busy: BusyNames
     busy.mq.topics.delete("long")
 
 
-def test_buttons_that_destroy_look_different(browser: Browser) -> None:
-    for name, inputs in INPUTS.items():
-        page = browser.get(f"/change/{name}", **inputs)
-        assert ('class="change destroys"' in page) == (name not in HARMLESS), name
-    page = browser.get("/change/alter-topic", topic=ORDERS, setting="retention.ms", value="1")
-    assert 'class="change destroys"' in page, "it loses unread messages"
-
-
-def test_a_setting_is_chosen_by_its_meaning(busy: BusyNamespace, browser: Browser) -> None:
-    for path, settings in (
-        ("/topic", busy.mq.topics.describe(ORDERS).settings),
-        ("/group", busy.mq.groups.describe(WORKERS).settings),
-    ):
-        page = html.unescape(browser.get(path, name=ORDERS if path == "/topic" else WORKERS))
-        offered = dict(re.findall(r'<option value="([a-z.]+)">\1: (.*?)</option>', page))
-        assert {*offered} == {*settings}
-    assert offered["max.redelivery.count"] == MEANINGS["max.redelivery.count"]
-
-
 def test_commands_of_an_advice_become_links_to_changes_that_do_the_same() -> None:
     commands = {
         "groups remove-members g --member m-1": make_link("/change/remove-member", group="g", member="m-1"),
@@ -236,11 +208,6 @@ def test_confirmation_says_whose_unread_messages_a_change_loses(busy: BusyNamesp
     assert loss.startswith("With this setting, retention deletes unread messages of ")
     assert f"{READERS} ({unread})" in loss
     assert sum(lag.committed_offset or 0 for lag in busy.mq.groups.lag(READERS)) == committed
-
-
-def test_offsets_of_a_group_with_members_stay(browser: Browser) -> None:
-    page = browser.get("/change/reset-offsets", 400, group=WORKERS, topic=ORDERS, to="earliest")
-    assert notices(page)[0].startswith("NON_EMPTY_GROUP")
 
 
 def test_dead_letters_are_sent_back(busy: BusyNamespace, browser: Browser) -> None:
@@ -318,6 +285,7 @@ def test_bad_inputs_of_changes_are_refused(browser: Browser) -> None:
         ("reset-offsets", {"group": READERS, "partition": "1", "to": "latest"}, "needs a topic"),
         ("reset-offsets", {"group": READERS, "topic": ORDERS, "partition": "-1", "to": "latest"}, "number from 0"),
         ("reset-offsets", {"group": READERS, "topic": ORDERS, "to": "soon"}, "not a position"),
+        ("reset-offsets", {"group": WORKERS, "topic": ORDERS, "to": "earliest"}, "NON_EMPTY_GROUP"),
         ("cancel-delayed", {}, "Give a receipt, or a topic"),
         ("create-topic", {"topic": ORDERS, "partitions": "0"}, "whole number from 1"),
         ("add-partitions", {"topic": ORDERS, "partitions": "2"}, "Expected a larger number"),

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,9 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.process import new_client_id
 from lakemq.errors import InvalidConfig
 from lakemq.jobs.cli import app
+from lakemq.jobs.console import guard
 from lakemq.jobs.console.app import choose_roots
 from lakemq.jobs.console.console import TOKEN_VARIABLE, ConsoleSettings, is_loopback, make_settings
-from lakemq.jobs.console.guard import (
-    MAX_BODY_BYTES,
-    SECURITY_HEADERS,
-    SESSION_COOKIE,
-    SESSION_S,
-    Guard,
-    find_visitor,
-    make_session,
-)
 
 TOKEN = "0123456789abcdef0123"
 
@@ -45,7 +39,7 @@ async def _echo(request: Request) -> PlainTextResponse:
 
 def ask(settings: ConsoleSettings, method: str = "GET", path: str = "/x", **options: Any) -> httpx.Response:
     """Send one request through the guard to an application that tells how long the body was."""
-    guarded = Guard(Starlette(routes=[Route("/{path:path}", _echo, methods=["GET", "POST"])]), settings)
+    guarded = guard.Guard(Starlette(routes=[Route("/{path:path}", _echo, methods=["GET", "POST"])]), settings)
 
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(guarded, raise_app_exceptions=False)
@@ -65,8 +59,8 @@ def test_names_of_this_machine_alone_pass() -> None:
 
 def test_every_answer_has_the_security_headers() -> None:
     for response in (ask(ConsoleSettings()), ask(ConsoleSettings(), headers={"Host": "evil.example"})):
-        assert {name: response.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
-    policy = SECURITY_HEADERS["Content-Security-Policy"]
+        assert {name: response.headers[name] for name in guard.SECURITY_HEADERS} == guard.SECURITY_HEADERS
+    policy = guard.SECURITY_HEADERS["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "script-src 'self';" in policy
@@ -80,11 +74,11 @@ def test_console_with_a_token_shows_nothing_without_it() -> None:
         {"Authorization": f"Basic {TOKEN}"},
         {"Authorization": f"Bearer {TOKEN}x"},
         {"Authorization": "Bearer \xe9"},
-        {"Cookie": f"{SESSION_COOKIE}={TOKEN}"},
-        {"Cookie": f"{SESSION_COOKIE}="},
-        {"Cookie": f"{SESSION_COOKIE}=99999999999.{'0' * 64}"},
-        {"Cookie": f"{SESSION_COOKIE}={make_session(TOKEN, time.time() - SESSION_S - 1)}"},
-        {"Cookie": f"{SESSION_COOKIE}={make_session(TOKEN, 0).replace('43200', '99999999999')}"},
+        {"Cookie": f"{guard.SESSION_COOKIE}={TOKEN}"},
+        {"Cookie": f"{guard.SESSION_COOKIE}="},
+        {"Cookie": f"{guard.SESSION_COOKIE}=99999999999.{'0' * 64}"},
+        {"Cookie": f"{guard.SESSION_COOKIE}={guard.make_session(TOKEN, time.time() - guard.SESSION_S - 1)}"},
+        {"Cookie": f"{guard.SESSION_COOKIE}={guard.make_session(TOKEN, 0).replace('43200', '99999999999')}"},
     ):
         encoded = {name: value.encode("latin-1") for name, value in headers.items()}
         response = ask(settings, headers=encoded)
@@ -93,15 +87,15 @@ def test_console_with_a_token_shows_nothing_without_it() -> None:
     assert ask(settings, headers={"Accept": "text/html"}).headers["location"] == "/login"
     for headers in (
         {"Authorization": f"Bearer {TOKEN}"},
-        {"Cookie": f"{SESSION_COOKIE}={make_session(TOKEN, time.time())}", "Host": "console.example:8080"},
+        {"Cookie": f"{guard.SESSION_COOKIE}={guard.make_session(TOKEN, time.time())}", "Host": "console.example:8080"},
     ):
         assert ask(settings, headers=headers).status_code == 200
 
 
 def test_oversized_requests_are_refused() -> None:
     settings = ConsoleSettings()
-    assert ask(settings, "POST", content=b"x" * MAX_BODY_BYTES).text == str(MAX_BODY_BYTES)
-    assert ask(settings, "POST", content=b"x" * (MAX_BODY_BYTES + 1)).status_code == 413
+    assert ask(settings, "POST", content=b"x" * guard.MAX_BODY_BYTES).text == str(guard.MAX_BODY_BYTES)
+    assert ask(settings, "POST", content=b"x" * (guard.MAX_BODY_BYTES + 1)).status_code == 413
     assert ask(settings, path=f"/{'x' * 10_000}").status_code == 414
     assert ask(settings, path="/x", params={"q": "x" * 10_000}).status_code == 414
     for length in ("-1", "x", "9" * 30, "²"):
@@ -109,7 +103,7 @@ def test_oversized_requests_are_refused() -> None:
         assert response.status_code == 413, length
 
     async def endless() -> Any:
-        for _ in range(MAX_BODY_BYTES // 1000 + 2):
+        for _ in range(guard.MAX_BODY_BYTES // 1000 + 2):
             yield b"x" * 1000
 
     assert ask(settings, "POST", content=endless()).status_code == 413
@@ -172,12 +166,12 @@ def test_visitors_are_known_by_the_names_of_their_tokens(tmp_path: Path) -> None
     settings = make_settings("0.0.0.0", 8080, file, True)
     shown = {"alice": TOKEN, "bob": TOKEN[::-1], "": TOKEN * 2}
     for name, token in shown.items():
-        cookie = f"{SESSION_COOKIE}={make_session(token, time.time())}"
+        cookie = f"{guard.SESSION_COOKIE}={guard.make_session(token, time.time())}"
         for headers in ({"Authorization": f"Bearer {token}"}, {"Cookie": cookie}):
-            assert find_visitor(Headers(headers), settings) == name
+            assert guard.find_visitor(Headers(headers), settings) == name
             assert ask(settings, headers=headers).status_code == 200
     for wrong in ("alice", f"alice {TOKEN}", ""):
-        assert find_visitor(Headers({"Authorization": f"Bearer {wrong}"}), settings) is None
+        assert guard.find_visitor(Headers({"Authorization": f"Bearer {wrong}"}), settings) is None
     file.write_text(f"alice {TOKEN}\nbob short")
     with pytest.raises(InvalidConfig, match="5 characters in token 2"):
         make_settings("0.0.0.0", 8080, file, True)
@@ -263,19 +257,25 @@ def test_a_visitor_logs_in_once(mq: Connection) -> None:
         script = Browser(visitor.address, Authorization=f"Bearer {TOKEN}", Accept="*/*")
         assert "lakemq_topics" in script.get("/metrics")
     with open_browser(mq, token="another-token-of-this") as second:
-        second.client.cookies.set(SESSION_COOKIE, make_session(TOKEN, time.time()))
+        second.client.cookies.set(guard.SESSION_COOKIE, guard.make_session(TOKEN, time.time()))
         assert "token of this console" in second.get("/topics")
 
 
-def _wait_for_addresses(process: subprocess.Popen[str], count: int) -> list[str]:
-    """Return the first addresses that the command writes, the one of metrics last."""
-    assert process.stderr
-    addresses: list[str] = []
-    for line in process.stderr:
-        addresses += re.findall(r"(?:console is|metrics are) at (http://[\w.:/]*[\w/])", line)
-        if len(addresses) == count:
-            return sorted(addresses, key=lambda address: address.endswith("/metrics"))
-    raise AssertionError(f"the command has ended: {process.wait()}")
+@contextmanager
+def run_command(*arguments: str, addresses: int, folder: str) -> Iterator[list[str]]:
+    """Run the command until it has written so many addresses, the one of metrics last; then end it by a signal."""
+    command = [sys.executable, "-m", "lakemq.jobs.cli", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as process:
+        assert process.stderr
+        found: list[str] = []
+        try:
+            while len(found) < addresses and (line := process.stderr.readline()):
+                found += re.findall(r"(?:console is|metrics are) at (http://[\w.:/]*[\w/])", line)
+            yield sorted(found, key=lambda address: address.endswith("/metrics"))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.stderr.read()
+    assert process.returncode == 0, arguments
 
 
 @pytest.mark.extended
@@ -283,20 +283,14 @@ def _wait_for_addresses(process: subprocess.Popen[str], count: int) -> list[str]
 def test_commands_serve_console_and_metrics_until_a_signal(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     lakemq.connect(path, create=True).close()
-    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", path]
     serve = ["serve", "--console", "--console-port", "0", "--metrics-port", "0"]
     for arguments, texts in (
         (["console", "--port", "0"], ["No sequencer leads"]),
         (serve, ["mean step of this process", "lakemq_step_duration_seconds_count"]),
     ):
-        with subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True) as process:
-            try:
-                for address, text in zip(_wait_for_addresses(process, len(texts)), texts, strict=True):
-                    assert text in httpx.get(address, timeout=60).text
-            finally:
-                process.send_signal(signal.SIGTERM)
-                process.stderr.read()  # type: ignore[union-attr]
-        assert process.returncode == 0, arguments
+        with run_command("--path", path, *arguments, addresses=len(texts), folder=path) as addresses:
+            for address, text in zip(addresses, texts, strict=True):
+                assert text in httpx.get(address, timeout=60).text
 
 
 @pytest.mark.extended
@@ -308,54 +302,47 @@ def test_console_shows_several_namespaces_at_one_port_to_those_who_have_the_toke
     token = tmp_path / "token"
     token.write_text(TOKEN)
     spellings = [f"{paths[0]}/", "console", f"{tmp_path}/a/../b/mq", *paths[1:], "."]
-    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", *spellings, f"--token-file={token}", "--port=0"]
+    options = [f"--token-file={token}", "--port=0", "--allow-changes"]
     with (
         lakemq.connect(paths[1]) as mq,
         mq.serving(),
-        subprocess.Popen([*command, "--allow-changes"], stderr=subprocess.PIPE, text=True, cwd=paths[0]) as process,
+        run_command("--path", *spellings, *options, addresses=2, folder=paths[0]) as addresses,
+        httpx.Client(base_url=addresses[0], timeout=60, headers={"Accept": "text/html"}) as client,
     ):
-        try:
-            (address,) = set(_wait_for_addresses(process, 2))
-            with httpx.Client(base_url=address, timeout=60, headers={"Accept": "text/html"}) as client:
-                roots = ["/a-mq", "/b-mq", "/two-2"]
-                for path in ("/", "/a-mq/", "/b-mq/topics", "/a-mq/metrics", "/two-2/login", "/none"):
-                    assert client.get(path).headers["location"] == "/login", path
-                    assert client.post(path).status_code == 401, path
-                assert not any(name in client.get("/login").text for name in (*paths, *roots))
-                client.follow_redirects = True
-                assert client.post("login", data={"token": TOKEN}).url.path == "/a-mq/"
-                client.follow_redirects = False
-                redirects = {
-                    "/a-mq": "/a-mq/",
-                    "/?refresh=5": "/a-mq/?refresh=5",
-                    "/b-mq/topics/?text=a": "/b-mq/topics?text=a",
-                }
-                assert {path: client.get(path).headers["location"] for path in redirects} == redirects
-                client.follow_redirects = True
-                for root, path in zip(roots, [".", *paths[1:]], strict=True):
-                    page = client.get(f"{root}/topics").text
-                    assert f'<span class="namespace">{path}</span>' in page
-                    others = [
-                        f'<a href="{r}/">{p}</a>' for r, p in zip(roots, [".", *paths[1:]], strict=True) if r != root
-                    ]
-                    assert all(other in page for other in others), "the pages lead to each other"
-                    addresses = re.findall(r'(?:href|action)="(/[^"]*)"', page)
-                    known = ("/static/", *(f"{r}/" for r in roots))
-                    assert all(link.startswith(known) for link in addresses), addresses
-                    shown = {link for link in addresses if link.startswith(f"{root}/") and "?" not in link}
-                    assert {client.get(link).status_code for link in shown - {f"{root}/change/create-topic"}} == {200}
-                    assert client.get(f"{root}/none").status_code == 404
-                    assert f'href="{root}/topics"' in client.get(f"{root}/none").text
-                assert client.get("/none").status_code == 404
-                made = {"topic": "made", "partitions": "1"}
-                create = "/b-mq/change/create-topic"
-                fields = form_fields(client.get(create, params=made).text, create)
-                assert client.post(create, data=fields).url.path == "/b-mq/topic"
-                assert [topic.topic for topic in mq.topics.list()] == ["made"]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.stderr.read()  # type: ignore[union-attr]
-    assert process.returncode == 0
+        assert addresses == addresses[:1] * 2
+        roots = ["/a-mq", "/b-mq", "/two-2"]
+        for path in ("/", "/a-mq/", "/b-mq/topics", "/a-mq/metrics", "/two-2/login", "/none"):
+            assert client.get(path).headers["location"] == "/login", path
+            assert client.post(path).status_code == 401, path
+        assert not any(name in client.get("/login").text for name in (*paths, *roots))
+        client.follow_redirects = True
+        assert client.post("login", data={"token": TOKEN}).url.path == "/a-mq/"
+        client.follow_redirects = False
+        redirects = {
+            "/a-mq": "/a-mq/",
+            "/?refresh=5": "/a-mq/?refresh=5",
+            "/b-mq/topics/?text=a": "/b-mq/topics?text=a",
+        }
+        assert {path: client.get(path).headers["location"] for path in redirects} == redirects
+        client.follow_redirects = True
+        for root, path in zip(roots, [".", *paths[1:]], strict=True):
+            page = client.get(f"{root}/topics").text
+            assert f'<span class="namespace">{path}</span>' in page
+            others = [f'<a href="{r}/">{p}</a>' for r, p in zip(roots, [".", *paths[1:]], strict=True) if r != root]
+            assert all(other in page for other in others), "the pages lead to each other"
+            addresses = re.findall(r'(?:href|action)="(/[^"]*)"', page)
+            known = ("/static/", *(f"{r}/" for r in roots))
+            assert all(link.startswith(known) for link in addresses), addresses
+            shown = {link for link in addresses if link.startswith(f"{root}/") and "?" not in link}
+            assert {client.get(link).status_code for link in shown - {f"{root}/change/create-topic"}} == {200}
+            assert client.get(f"{root}/none").status_code == 404
+            assert f'href="{root}/topics"' in client.get(f"{root}/none").text
+        assert client.get("/none").status_code == 404
+        made = {"topic": "made", "partitions": "1"}
+        create = "/b-mq/change/create-topic"
+        fields = form_fields(client.get(create, params=made).text, create)
+        assert client.post(create, data=fields).url.path == "/b-mq/topic"
+        assert [topic.topic for topic in mq.topics.list()] == ["made"]
 
 
 @pytest.mark.slow

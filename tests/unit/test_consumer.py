@@ -11,21 +11,10 @@ from unit.consuming import add, texts
 from unit.served import CONFIG, new_name, new_topic, values
 
 import lakemq
+from lakemq import errors
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.offsets import FetchOffsets
-from lakemq.errors import (
-    IllegalState,
-    InvalidConfig,
-    InvalidGroupId,
-    InvalidRequest,
-    NoOffsetForPartition,
-    OffsetMetadataTooLarge,
-    OffsetOutOfRange,
-    ThrottlingQuotaExceeded,
-    UnknownTopicOrPartition,
-    UnstableOffsetCommit,
-)
 
 
 def test_unknown_option_of_a_consumer_is_named(mq: Connection) -> None:
@@ -34,7 +23,7 @@ def test_unknown_option_of_a_consumer_is_named(mq: Connection) -> None:
         ({"max_poll_records": 5}, r"max_poll_records is no option here: give max_records and timeout_ms to .*poll\(\)"),
         ({"isolations": "read_committed"}, r"did you mean isolation\? Found 'isolations'"),
     ):
-        with pytest.raises(InvalidConfig, match=sentence):
+        with pytest.raises(errors.InvalidConfig, match=sentence):
             mq.consumer("g", assign=["t"], **options)  # type: ignore[arg-type]
 
 
@@ -63,7 +52,7 @@ def test_poll_returns_all_messages_in_order(mq: Connection, group: str):
         nothing = consumer.poll()
         assert (nothing.record_count, bool(nothing), nothing.offsets, list(nothing)) == (0, False, {}, [])
         assert nothing.to_arrow().schema == batch.to_arrow().schema
-        with pytest.raises(IllegalState, match="No Spark session"):
+        with pytest.raises(errors.IllegalState, match="No Spark session"):
             nothing.to_spark()
 
 
@@ -83,32 +72,32 @@ def test_only_assigned_partitions_are_read(mq: Connection, group: str):
     with mq.consumer(group, assign=[(topic, 1)]) as consumer:
         assert texts(consumer.poll()) == ["1.0", "1.1"]
         for call in (consumer.position, lambda *tp: consumer.seek(*tp, 0)):
-            with pytest.raises(IllegalState):
+            with pytest.raises(errors.IllegalState):
                 call(topic, 0)
-    with pytest.raises(IllegalState):
+    with pytest.raises(errors.IllegalState):
         consumer.poll()
 
 
 def test_bad_partitions_options_and_offsets_are_refused(mq: Connection, group: str):
     topic = create_filled_topic(mq, 1)
     for wrong in ({"assign": [(topic, 1)]}, {"assign": [(topic, -1)]}, {"topics": ["nobody-knows-it"]}):
-        with pytest.raises(UnknownTopicOrPartition):
+        with pytest.raises(errors.UnknownTopicOrPartition):
             mq.consumer(group, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="one of topics"):
+    with pytest.raises(errors.InvalidRequest, match="one of topics"):
         mq.consumer(group)
     for option in ({"auto_offset_reset": "newest"}, {"isolation": "read_everything"}):
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(errors.InvalidRequest):
             mq.consumer(group, assign=[topic], **option)
     with mq.consumer(group, assign=[topic]) as consumer:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(errors.InvalidRequest):
             consumer.poll(max_records=0)
-        with pytest.raises(OffsetOutOfRange):
+        with pytest.raises(errors.OffsetOutOfRange):
             consumer.commit({(topic, 0): 2})
-        with pytest.raises(UnknownTopicOrPartition):
+        with pytest.raises(errors.UnknownTopicOrPartition):
             consumer.commit({(topic, 1): 0})
-        with pytest.raises(OffsetMetadataTooLarge):
+        with pytest.raises(errors.OffsetMetadataTooLarge):
             consumer.commit({(topic, 0): 1}, metadata="x" * 5000)
-        with pytest.raises(OffsetOutOfRange):
+        with pytest.raises(errors.OffsetOutOfRange):
             consumer.seek(topic, 0, 2)
         assert consumer.committed() == {}
 
@@ -120,7 +109,7 @@ def test_bad_group_name_is_refused_in_every_call(mq: Connection, topic: str):
         lambda: mq.groups.lag("bad group!"),
         lambda: mq.transaction(topic).__enter__().send_offsets({(topic, 0): 0}, "bad group!"),
     ):
-        with pytest.raises(InvalidGroupId, match=r"Found 'bad group!'"):
+        with pytest.raises(errors.InvalidGroupId, match=r"Found 'bad group!'"):
             call()
 
 
@@ -132,7 +121,7 @@ def test_poll_waits_for_offsets_of_an_open_transaction(mq: Connection, group: st
     with mq.producer(new_name("id")) as producer:
         producer.begin_transaction()
         producer.send_offsets_to_transaction({(topic, 0): 3}, group)
-        with pytest.raises(UnstableOffsetCommit):
+        with pytest.raises(errors.UnstableOffsetCommit):
             mq.consumer(group, assign=[topic], default_timeout_ms=30).poll()
         timer = threading.Timer(0.1, producer.commit_transaction)
         timer.start()
@@ -173,7 +162,11 @@ def test_fetch_of_offsets_is_repeated_when_the_answer_of_its_letter_is_full(
     with mq.consumer(group, assign=[topic]) as consumer, ThreadPoolExecutor(8) as threads:
         consumer.commit({(topic, 0): 1})
         shared = [future.exception() for future in mq.requester.submit_all([(FetchOffsets(group), None)] * 3)]
-        assert [type(error) for error in shared] == [type(None), ThrottlingQuotaExceeded, ThrottlingQuotaExceeded]
+        assert [type(error) for error in shared] == [
+            type(None),
+            errors.ThrottlingQuotaExceeded,
+            errors.ThrottlingQuotaExceeded,
+        ]
         offsets = list(threads.map(lambda _: consumer.committed()[topic, 0].offset, range(100)))
     assert offsets == [1] * 100
 
@@ -182,7 +175,7 @@ def test_group_without_offset_and_reset_is_refused(mq: Connection, group: str):
     topic = create_filled_topic(mq, 2, 2)
     with mq.consumer(group, assign=[topic], auto_offset_reset="none") as consumer:
         for call in (consumer.poll, consumer.lag, lambda: consumer.position(topic, 0)):
-            with pytest.raises(NoOffsetForPartition):
+            with pytest.raises(errors.NoOffsetForPartition):
                 call()
         consumer.seek(topic, 0, 1)
         consumer.commit({(topic, 1): 1})
@@ -201,10 +194,10 @@ def test_position_below_the_log_start_moves_as_the_reset_says(
         consumer.commit({(topic, 0): 0})
         assert len(texts(consumer.poll(max_records=2))) == 2
         mq.topics.delete_records(topic, {0: 4})
-        with pytest.raises(OffsetOutOfRange):
+        with pytest.raises(errors.OffsetOutOfRange):
             consumer.seek(topic, 0, 3)
         if expected is None:
-            with pytest.raises(OffsetOutOfRange):
+            with pytest.raises(errors.OffsetOutOfRange):
                 consumer.poll()
         else:
             assert texts(consumer.poll()) == expected

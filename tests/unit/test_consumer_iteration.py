@@ -1,12 +1,12 @@
 """`for message in consumer`: a message counts as read when the loop gets it, not before."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import pytest
-from unit.consuming import add, list_partitions, name_what_to_read, new_group
+from unit.consuming import add, list_partitions, name_what_to_read, new_group, read_texts
 from unit.served import new_name, new_topic, read_committed_offset, until
 
 from lakemq.engine.client.connection import Connection
@@ -26,10 +26,6 @@ ALL = pytest.mark.parametrize("protocol", [None, "queue", "cooperative", "classi
 
 def create_consumer(mq: Connection, group: str, topic: str, protocol: str | None, **options: Any) -> Consumer:
     return mq.consumer(group, **name_what_to_read(topic, protocol), consumer_timeout_ms=ENDS_MS, **options)
-
-
-def values(messages: Iterable[Message]) -> list[str]:
-    return [(message.value or b"").decode() for message in messages]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +50,7 @@ def test_messages_that_could_not_be_read_come_in_the_next_loop(
     with create_consumer(mq, group, topic, protocol) as consumer:
         with pytest.raises(StorageError):
             list(consumer)
-        assert values(consumer) == [f"0.{n}" for n in range(5)]
+        assert read_texts(consumer) == [f"0.{n}" for n in range(5)]
 
 
 @WITH_POSITIONS
@@ -69,7 +65,7 @@ def test_commit_in_the_loop_ends_with_the_current_message(mq: Connection, protoc
                 break
         assert read_committed_offset(mq, group, topic) == 3
         assert consumer.lag() == {(topic, 0): 2}
-        assert values(consumer.poll(timeout_ms=5_000)) == ["0.3", "0.4"]
+        assert read_texts(consumer.poll(timeout_ms=5_000)) == ["0.3", "0.4"]
 
 
 @WITH_POSITIONS
@@ -79,7 +75,7 @@ def test_seek_and_pause_in_the_loop_apply_to_the_next_message(mq: Connection, pr
     with create_consumer(mq, new_group(mq, protocol), topic, protocol) as consumer:
         read_values = []
         for message in consumer:
-            read_values.append(*values([message]))
+            read_values.append(*read_texts([message]))
             if read_values == ["0.0", "0.1"]:
                 consumer.seek(topic, 0, 0)
             elif read_values[-1] == "1.0" and len(read_values) == 3:
@@ -99,14 +95,14 @@ def test_loop_ends_when_the_consumer_is_closed(mq: Connection, protocol: str | N
         messages.append(message)
         if len(messages) == 2:
             consumer.close()
-    assert values(messages) == ["0.0", "0.1"]
+    assert read_texts(messages) == ["0.0", "0.1"]
     other, messages = mq.consumer(new_group(mq, protocol), **options), []
     closing = threading.Timer(0.05, other.close)
     for message in other:
         messages.append(message)
         if len(messages) == 3:
             closing.start()
-    assert values(messages) == ["0.0", "0.1", "0.2"]
+    assert read_texts(messages) == ["0.0", "0.1", "0.2"]
     closing.join()
 
 
@@ -117,7 +113,7 @@ def test_queue_messages_that_the_loop_did_not_reach_are_undelivered(mq: Connecti
         assert isinstance(consumer, QueueConsumer)
         first, second = islice(consumer, 2)
         consumer.ack(first)
-        assert values(islice(consumer, 1)) == ["0.2"]
+        assert read_texts(islice(consumer, 1)) == ["0.2"]
         batch = consumer.poll(timeout_ms=5_000)
         assert [(message.offset, message.delivery_count) for message in batch] == [(3, 1), (4, 1)]
         consumer.ack(batch)
@@ -131,8 +127,8 @@ def test_loop_in_ack_mode_auto_acknowledges_the_messages_it_got(mq: Connection) 
     add(mq, topic, {0: 6})
     with create_consumer(mq, group, topic, "queue", ack_mode="auto") as consumer:
         assert isinstance(consumer, QueueConsumer)
-        assert values(islice(consumer, 2)) == ["0.0", "0.1"]
-        assert values(islice(consumer, 1)) == ["0.2"]  # its poll acknowledges the two messages before
+        assert read_texts(islice(consumer, 2)) == ["0.0", "0.1"]
+        assert read_texts(islice(consumer, 1)) == ["0.2"]  # its poll acknowledges the two messages before
         consumer.flush()
         assert consumer.lag() == {(topic, 0): 4}
     with create_consumer(mq, group, topic, "queue") as after:

@@ -1,8 +1,6 @@
 """The options of `mq.consumer`: documented keywords with their defaults; and what type checkers know of them."""
 
-import inspect
 import logging
-import re
 from typing import Any
 
 import pytest
@@ -11,21 +9,9 @@ from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import read_member_options
-from lakemq.engine.client.consume.options import CONSUMER
 from lakemq.errors import InvalidRequest
 
 QUEUE = {"group.protocol": "queue"}
-
-
-def test_docstring_explains_each_declared_option() -> None:
-    parameters = inspect.signature(Connection.consumer).parameters
-    keywords = [name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert sorted(keywords) == sorted(CONSUMER)
-    explained = inspect.getdoc(Connection.consumer) or ""
-    for name, option in CONSUMER.items():
-        assert f"\n    {name}: " in explained
-        if option.default is not None:
-            assert str(option.default) in re.split(r"\n    \S", explained.split(f"\n    {name}: ")[1])[0]
 
 
 @pytest.mark.parametrize(("heartbeat_ms", "warns"), [(2_000, False), (2_001, True)])

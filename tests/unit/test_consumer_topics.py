@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from unit.consuming import texts
-from unit.served import new_name, new_topic, read_committed_offset, values
+from unit.served import new_name, new_topic, read_committed_offset, send, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import TransactionAbortable, UnknownTopicId
@@ -13,21 +12,17 @@ from lakemq.errors import TransactionAbortable, UnknownTopicId
 pytestmark = pytest.mark.slow
 
 
-def add(mq: Connection, topic: str, *messages: str, partition: int = 0) -> None:
-    mq.publish(topic, pa.table({"value": list(messages), "partition": [partition] * len(messages)}))
-
-
 def recreate_topic(mq: Connection, topic: str, *messages: str, partitions: int = 1) -> None:
     """Delete the topic and create it again between two looks of a consumer, which never sees it missing."""
     mq.topics.delete(topic)
     mq.topics.create(topic, partitions)
-    add(mq, topic, *messages)
+    send(mq, topic, *messages)
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
 def test_recreated_topic_is_read_from_its_start(mq: Connection, group: str, reset: Any) -> None:
     topic = new_topic(mq)
-    add(mq, topic, "old 0", "old 1")
+    send(mq, topic, "old 0", "old 1")
     with mq.consumer(group, assign=[topic], auto_offset_reset=reset) as consumer:
         consumer.commit({(topic, 0): 0})
         assert texts(consumer.poll()) == ["old 0", "old 1"]
@@ -42,7 +37,7 @@ def test_recreated_topic_is_read_from_its_start(mq: Connection, group: str, rese
 
 def test_offsets_of_a_deleted_topic_do_not_count_for_its_successor(mq: Connection, group: str) -> None:
     topic = new_topic(mq)
-    add(mq, topic, "old 0", "old 1")
+    send(mq, topic, "old 0", "old 1")
     with mq.consumer(group, assign=[topic]) as consumer:
         batch = consumer.poll()
         recreate_topic(mq, topic, "new 0", "new 1", "new 2")
@@ -67,7 +62,7 @@ def test_offsets_of_a_deleted_topic_do_not_count_for_its_successor(mq: Connectio
 
 def test_topic_recreated_during_a_fetch_is_read_from_its_start(mq: Connection, group: str) -> None:
     topic = new_topic(mq, 2)
-    add(mq, topic, "old 0", "old 1", partition=1)
+    send(mq, topic, "old 0", "old 1", partition=1)
     with mq.consumer(group, assign=[topic]) as consumer:
         fetch = consumer._parts.fetcher.fetch
 
@@ -92,7 +87,7 @@ def test_added_partitions_are_read_from_their_start(mq: Connection, group: str) 
         assert (consumer.lag(), texts(consumer.poll())) == ({(topic, 0): 0}, [])
         mq.topics.alter(topic, partitions=3)
         for partition in range(3):
-            add(mq, topic, f"{partition}.0", f"{partition}.1", partition=partition)
+            send(mq, topic, f"{partition}.0", f"{partition}.1", partition=partition)
         assert consumer.position(topic, 2) == 0
         batch = consumer.poll()
         assert texts(batch) == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
@@ -106,7 +101,7 @@ def test_added_partition_is_read_from_the_committed_offset(mq: Connection, group
     with mq.consumer(group, assign=[topic]) as consumer:
         consumer.poll()
         mq.topics.alter(topic, partitions=2)
-        add(mq, topic, "1.0", "1.1", partition=1)
+        send(mq, topic, "1.0", "1.1", partition=1)
         with mq.consumer(group, assign=[(topic, 1)]) as other:
             other.commit(other.poll(max_records=1))
         assert texts(consumer.poll()) == ["1.1"]

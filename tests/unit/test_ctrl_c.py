@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from unit.served import served
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -49,20 +48,11 @@ BODIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def deserted(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of a namespace with the topic `t` and no sequencer."""
-    folder = tmp_path_factory.mktemp("deserted")
-    with served(folder) as mq:
-        mq.topics.create("t")
-    return str(folder / "mq")
-
-
 @pytest.mark.parametrize("body", BODIES)
-def test_ctrl_c_ends_a_waiting_call_and_says_what_is_unsent(deserted: str, body: str, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_waiting_call_and_says_what_is_unsent(leaderless: str, body: str, tmp_path: Path) -> None:
     program = PROGRAM.replace("BODY", body)
     process = subprocess.Popen(
-        [sys.executable, "-c", program, deserted], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, leaderless], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n", process.communicate()

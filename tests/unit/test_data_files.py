@@ -1,14 +1,14 @@
 """Data files that were changed after they were written: never delivered, named in errors, and without offsets."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
-from unit.served import new_topic, served, until, values
+from unit.served import new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
@@ -24,17 +24,11 @@ from lakemq.tables.storage.object_stores.files import LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
+SERVED_WITH = {"project.interval.ms": 0}
 ROWS = 500
 FEW, FINE = 0, 1
 """Ids of data files."""
 _ids = itertools.count(100)
-
-
-@pytest.fixture
-def project_at_once(tmp_path: Path) -> Iterator[Connection]:
-    """A namespace whose decisions are in the tables at once."""
-    with served(tmp_path, **{"project.interval.ms": 0}) as connection:
-        yield connection
 
 
 def create_filled_topic(mq: Connection) -> tuple[str, Path]:
@@ -48,9 +42,8 @@ def create_filled_topic(mq: Connection) -> tuple[str, Path]:
 # -- ids and names ---------------------------------------------------------------------------------------
 
 
-def test_rows_of_files_with_neighbouring_ids_do_not_mix(project_at_once: Connection) -> None:
+def test_rows_of_files_with_neighbouring_ids_do_not_mix(mq: Connection) -> None:
     """Rows and segments are joined by the sum of id and partition, which is the same for some of these files."""
-    mq = project_at_once
     topic = new_topic(mq, 3)
     for file_id, partition in ((FEW, 2), (FEW + 1, 1), (FEW + 2, 0)):
         publish(mq, topic, write_file(mq, 4, file_id, partition), partition)
@@ -116,47 +109,32 @@ def test_changed_file_is_not_delivered(mq: Connection, mishap: Callable[[Path], 
     assert check_data_files(mq).ok
 
 
-def test_no_byte_of_a_page_can_change_unseen(tmp_path: Path) -> None:
-    """A bit of another byte is flipped in each of 1,200 copies. Some are in facts of a page that no reader uses."""
+def test_no_byte_of_a_file_can_change_unseen(tmp_path: Path) -> None:
+    """A bit of another byte is flipped in each of 1,200 copies. Some are in facts of a page that no reader uses.
+
+    Arrow trusts a footer: one flipped bit can end the process. So its hash is compared before it is parsed.
+    """
     files = LocalFiles(str(tmp_path))
     columns = {"partition": 0, "timestamp": 3, "key": b"key", "value": bytes(range(256)) * 2}
     rows = pa.table([pa.array([columns.get(f.name)] * 3, f.type) for f in BODY_SCHEMA], BODY_SCHEMA)
     written = write_data_file(files, FINE, rows)
     path = tmp_path / file_name(FINE)
     content = path.read_bytes()
-    pages = range(len(content) - int.from_bytes(content[-8:-4], "little") - 8)
+    footer = len(content) - int.from_bytes(content[-8:-4], "little") - 8
     refused = 0
-    for place in pages:
+    for place in range(len(content)):
         changed = bytearray(content)
         changed[place] ^= 1 << place % 8
         path.write_bytes(changed)
         try:
             with open_data_file(files, FINE, written.footer_hash) as file:
+                assert place < footer
                 assert file.read(BODY).cast(BODY_SCHEMA).equals(rows), place
         except FileTruncated:
-            refused += 1
-    assert refused > len(pages) / 2
-
-
-def test_a_damaged_footer_is_not_given_to_arrow(tmp_path: Path) -> None:
-    """Arrow trusts a footer: one flipped bit can end the process. So the hash is compared before it is parsed."""
-    files = LocalFiles(str(tmp_path))
-    rows = pa.table(
-        [pa.array([{"partition": 0, "timestamp": 3}.get(f.name)], f.type) for f in BODY_SCHEMA], BODY_SCHEMA
-    )
-    written = write_data_file(files, FINE, rows)
-    path = tmp_path / file_name(FINE)
-    content = path.read_bytes()
-    footer_bytes = int.from_bytes(content[-8:-4], "little") + 8
-    for position in range(len(content) - footer_bytes, len(content)):
-        changed = bytearray(content)
-        changed[position] ^= 1 << position % 8
-        path.write_bytes(changed)
-        with pytest.raises(FileTruncated), open_data_file(files, FINE, written.footer_hash):
-            pass
+            refused += place < footer
         facts = read_file_facts(files, FINE, written.footer_hash)
-        assert facts is not None
-        assert facts.flaw
+        assert place < footer or (facts is not None and facts.flaw)
+    assert refused > footer / 2
     assert list(verify_files(files, {FINE: written.footer_hash})) == [FINE]
     path.write_bytes(content)
     assert verify_files(files, {FINE: written.footer_hash}) == verify_files(files, {}) == {}

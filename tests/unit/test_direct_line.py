@@ -29,7 +29,7 @@ from lakemq.engine.sequencer.letters.line_opener import open_term_lines
 from lakemq.engine.sequencer.letters.line_table import LineLetter
 from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox, MailboxFull
+from lakemq.tables.storage.coordination.mailbox import MailboxFull
 from lakemq.tables.storage.coordination.sockets import identify_folder, line_name
 from lakemq.testing import MovableClock
 
@@ -38,11 +38,11 @@ def count_letters(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that grows by each client whose letter goes into the mailbox."""
     put, clients = mq.namespace.mailbox.put, []
 
-    def counted(client_id: str, *arguments: Any) -> str:
+    def put_and_count(client_id: str, *arguments: Any) -> str:
         clients.append(client_id)
         return put(client_id, *arguments)
 
-    monkeypatch.setattr(mq.namespace.mailbox, "put", counted)
+    monkeypatch.setattr(mq.namespace.mailbox, "put", put_and_count)
     return clients
 
 
@@ -328,7 +328,7 @@ def test_letter_on_line_and_in_mailbox_is_decided_once(led: tuple[Connection, Se
     body = letter_of(client_id, 1, topic)
     line = DirectLine(mq.namespace.files, mq.namespace.namespace_id, MovableClock())
     if carriers == "mailbox first":
-        put_letter(mq.namespace.mailbox, client_id, 1, body)
+        mq.namespace.mailbox.put(client_id, 1, body, 0)
         assert sequencer.step().letters == 1
     sender = threading.Thread(target=lambda: line.exchange(client_id, 1, body, 5_000))
     sender.start()
@@ -336,7 +336,7 @@ def test_letter_on_line_and_in_mailbox_is_decided_once(led: tuple[Connection, Se
     if carriers == "line first":
         assert sequencer.step().letters == 1
     if carriers != "mailbox first":
-        put_letter(mq.namespace.mailbox, client_id, 1, body)
+        mq.namespace.mailbox.put(client_id, 1, body, 0)
     if carriers == "client forgotten":
         # decided from the mailbox before the line is read; then the leader forgets the client
         sequencer._intake._is_mailbox_next = True
@@ -351,12 +351,6 @@ def test_letter_on_line_and_in_mailbox_is_decided_once(led: tuple[Connection, Se
 
 def letter_of(client_id: str, number: int, topic: str) -> bytes:
     return letter_bytes(Letter(client_id, number, [CreateTopic(topic, 1)], 0))
-
-
-def put_letter(mailbox: Mailbox, client_id: str, number: int, body: bytes) -> str:
-    name: str = mailbox.put(client_id, number, body, 0)
-    assert LetterName.parse(name) is not None
-    return name
 
 
 def topics_created(sequencer: Sequencer) -> list[str]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -56,7 +57,7 @@ def mq(path: Path) -> Iterator[Connection]:
         yield connection
 
 
-def find_problems(path: Path | None, **options: bool) -> dict[str, Finding]:
+def find_problems(path: Path | None, **options: Any) -> dict[str, Finding]:
     """Return the findings that are not ok, by their checks."""
     return {f.check: f for f in examine(None if path is None else str(path), spark=False, **options) if not f.ok}
 

@@ -14,12 +14,12 @@ from lawless_writer import ignore_protocol
 from targets import nightly_but
 from typer.testing import CliRunner, Result
 from unit.served import served
+from unit.test_doctor import find_problems
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import NamespaceError, TableDamaged
 from lakemq.jobs.cli import app
-from lakemq.jobs.doctor.examination import examine
 from lakemq.jobs.doctor.namespace import Finding
 from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 
@@ -42,10 +42,6 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def path(healthy: Path, tmp_path: Path) -> Path:
     """The path of a copy of the healthy namespace, which a test may damage."""
     return Path(shutil.copytree(healthy, tmp_path / "mq"))
-
-
-def find_problems(path: Path, **options: str) -> dict[str, Finding]:
-    return {f.check: f for f in examine(str(path), spark=False, **options) if not f.ok}
 
 
 def list_commands(path: Path, finding: Finding) -> list[list[str]]:
@@ -195,14 +191,6 @@ def test_missing_data_files_are_put_back_or_given_up_as_advised(healthy: Path, p
     with Connection(open_namespace(str(path))) as mq:
         for topic in ("t", "u"):
             assert len(list(mq.fetch(topic))) == mq.fetch(topic).record_count
-
-
-def test_maintenance_by_others_needs_no_backup(path: Path) -> None:
-    with ignore_protocol(path / "segments") as copy:
-        DeltaTable(copy).optimize.z_order(["topic_id"])
-    finding = find_problems(path)["foreign commits"]
-    assert "backup" not in finding.advice
-    assert set(find_problems(path)) == {"foreign commits"}
 
 
 def test_a_bad_settings_file_is_mended(path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from protocol_harness import Harness
 from unit.desk import Desk
 
+from lakemq import errors
 from lakemq.engine.client.producer.options import parse_producer_options
 from lakemq.engine.client.producer.producer import Producer
 from lakemq.engine.client.publish.arrow import ArrowPublisher, KeylessRoundRobin
@@ -22,15 +23,6 @@ from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.namespace import Namespace
 from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Published, Ranges
 from lakemq.engine.protocol.values.transactions import TransactionEnded
-from lakemq.errors import (
-    FileMissing,
-    InvalidTransactionTimeout,
-    LakeMQError,
-    RequestTimedOut,
-    StaleApplicationVersion,
-    StaleTopicMetadata,
-    StorageError,
-)
 from lakemq.tables.storage.delta.store import Store
 
 PATIENCE_MS = 5_000
@@ -106,7 +98,7 @@ class Unsteady(Desk):
 @pytest.mark.parametrize("asking", ASKING)
 def test_outcome_is_unknown_when_a_repeat_is_not_sent(tmp_path: Path, asking: str):
     with pytest.raises(
-        RequestTimedOut, match=r"outcome is unknown.*The last attempt does not clear this up.*No space left"
+        errors.RequestTimedOut, match=r"outcome is unknown.*The last attempt does not clear this up.*No space left"
     ):
         ASKING[asking](Unsteady(tmp_path))
 
@@ -115,7 +107,7 @@ def test_outcome_is_unknown_when_a_repeat_is_not_sent(tmp_path: Path, asking: st
 def test_unsent_request_raises_nothing_was_sent(tmp_path: Path, asking: str):
     desk = Desk(tmp_path, code=errno.ENOSPC)
     desk.files.unwritable = "mailbox/"
-    with pytest.raises(StorageError, match="nothing was sent"):
+    with pytest.raises(errors.StorageError, match="nothing was sent"):
         ASKING[asking](desk)
 
 
@@ -125,7 +117,7 @@ def test_unsent_request_raises_nothing_was_sent(tmp_path: Path, asking: str):
 class Refusing(Desk):
     """A desk that does not answer the first letter, and refuses those after it."""
 
-    def __init__(self, folder: Path, error: LakeMQError) -> None:
+    def __init__(self, folder: Path, error: errors.LakeMQError) -> None:
         super().__init__(folder)
         self.silent, self._error = 1, error
 
@@ -139,22 +131,22 @@ VERSIONED = [publish_a_version, publish_a_version_with_spark]
 
 @pytest.mark.parametrize("publish", VERSIONED)
 def test_refused_repeat_of_a_publish_leaves_the_outcome_unknown(tmp_path: Path, publish: Callable[[Desk], Any]):
-    with pytest.raises(RequestTimedOut, match=r"outcome is unknown.*does not clear this up: FILE_MISSING"):
-        publish(Refusing(tmp_path, FileMissing("gone")))
+    with pytest.raises(errors.RequestTimedOut, match=r"outcome is unknown.*does not clear this up: FILE_MISSING"):
+        publish(Refusing(tmp_path, errors.FileMissing("gone")))
 
 
 @pytest.mark.parametrize("publish", VERSIONED)
-@pytest.mark.parametrize("error", [StaleTopicMetadata, StaleApplicationVersion])
+@pytest.mark.parametrize("error", [errors.StaleTopicMetadata, errors.StaleApplicationVersion])
 def test_error_that_refuses_all_attempts_of_a_publish_is_raised(
-    tmp_path: Path, publish: Callable[[Desk], Any], error: type[LakeMQError]
+    tmp_path: Path, publish: Callable[[Desk], Any], error: type[errors.LakeMQError]
 ):
     with pytest.raises(error):
         publish(Refusing(tmp_path, error()))
 
 
 def test_refused_repeat_of_an_init_is_raised(tmp_path: Path):
-    with pytest.raises(InvalidTransactionTimeout):
-        make_manager(Refusing(tmp_path, InvalidTransactionTimeout())).initialize()
+    with pytest.raises(errors.InvalidTransactionTimeout):
+        make_manager(Refusing(tmp_path, errors.InvalidTransactionTimeout())).initialize()
 
 
 # -- before anything is sent ----------------------------------------------------------------------------
@@ -164,6 +156,6 @@ def test_rows_that_find_no_room_raise_storage_error(tmp_path: Path):
     desk = Desk(tmp_path, code=errno.ENOSPC)
     desk.files.unwritable = f"{15:016x}.parquet"
     body, partitions = build_body(pa.table({"value": ["x" * 20_000]}), "t", 0)
-    with pytest.raises(StorageError, match=r"The rows could not be stored\..*No space left"):
+    with pytest.raises(errors.StorageError, match=r"The rows could not be stored\..*No space left"):
         make_publisher(desk).publish(Publication("t"), body, partitions)
     assert desk.letters == []

@@ -1,6 +1,5 @@
 """`final_messages`: committed messages become rows of a Delta table that needs no LakeMQ to be read."""
 
-import random
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ import lakemq
 from lakemq import Connection
 from lakemq.engine.maintenance import final_files, final_table
 from lakemq.engine.maintenance.final_files import STALE_MS, FinalFileWriter, measure_final_lag_ms
-from lakemq.engine.maintenance.final_table import choose_last_files, count_missing_files, list_named_files
+from lakemq.engine.maintenance.final_table import count_missing_files
 from lakemq.engine.maintenance.retention import measure_sizes, read_live_state
 from lakemq.engine.namespace.crash import nowhere
 from lakemq.engine.namespace.data_file import new_file_id, write_data_file
@@ -424,24 +423,6 @@ def test_missing_file_that_is_back_is_shown_once_after_later_messages_were_delet
 
 
 @pytest.mark.extended
-def test_log_start_among_aborted_messages_holds_up_no_final_message(mq: Connection, mq_clock: MovableClock) -> None:
-    mq.topics.create("aborted", 1)
-    mq.topics.create("a", 1)
-    with mq.producer("tx") as producer:
-        producer.begin_transaction()
-        producer.send("aborted", "1")
-        producer.send("aborted", "2")
-        producer.flush()
-        producer.abort_transaction()
-    until(lambda: mq.state().topic("aborted").final_offsets.tolist() == [3])
-    mq.topics.delete_records("aborted", {0: 1})
-    mq.publish("a", pa.table({"value": ["1"]}))
-    read_from_final_files(mq, mq_clock)
-    assert describe_files("a", mq) == "final"
-    check_final_messages(mq)
-
-
-@pytest.mark.extended
 def test_final_messages_die_and_are_sent_back(mq: Connection, mq_clock: MovableClock) -> None:
     mq.groups.create("g", {"group.protocol": "queue"})
     mq.topics.create("a", 1)
@@ -483,40 +464,6 @@ def test_retention_by_size_counts_final_files(mq: Connection, mq_clock: MovableC
     until(check)
     read_from_final_files(mq, mq_clock)
     check_final_messages(mq)
-
-
-def test_named_files_are_by_topic_and_step_also_if_they_are_many() -> None:
-    count = 1_000
-    rows = pa.table(
-        {
-            "file_id": random.Random(1).sample(range(FINAL_FILES, 2 * FINAL_FILES - 1), count),
-            "topic_id": [number // 10 for number in range(count)],
-            "topic": ["t"] * count,
-            "step": list(range(count)),
-            "footer_hash": [1] * count,
-            "kind": ["final"] * count,
-            "record_count": [1] * count,
-        }
-    )
-    files = list_named_files(rows.take(pa.array([*range(count), *range(count)])))
-    assert [(file.step, file.record_count) for file in files] == [(step, 2) for step in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "first"),
-    [
-        ([1], 1),
-        ([1, 1], 0),
-        ([3, 1, 1], 1),
-        ([2, 1, 1], 0),
-        ([-1, 1, 1], 1),
-        ([1, 1, -1], 3),
-        ([9 << 20, 9 << 20], 2),
-        ([], 0),
-    ],
-)
-def test_last_files_become_one_if_none_is_larger_than_those_after_it(sizes: list[int], first: int) -> None:
-    assert choose_last_files(sizes, 2) == first
 
 
 def test_messages_that_do_not_become_final_are_a_finding(tmp_path: Path) -> None:

@@ -6,21 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from targets import extended_but
 from unit.line_peers import PATIENCE_S
-from unit.served import CONFIG, new_name, new_topic
+from unit.served import CONFIG, new_name, new_topic, send
 from unit.test_lines import Client, Leader
 
 import lakemq
 from lakemq.engine.client.fetch import fetcher
-from lakemq.engine.client.fetch.fetcher import Fetcher, StepWaiter
+from lakemq.engine.client.fetch.fetcher import Fetcher
 from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.client.requests.direct_line import DirectLine, FollowLine
 from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, encode_number_frame
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.tables.storage.object_stores import inotify
 from lakemq.testing import MovableClock
 
 FAR_MS = 20_000
@@ -78,18 +76,6 @@ def test_follower_that_is_behind_gets_a_hint_at_once(leader: Leader) -> None:
     announce(leader, 7)
     await_step(client, 5)
     assert client.receive() == hint(7)
-
-
-def test_no_hint_is_sent_before_a_step_is_announced(leader: Leader) -> None:
-    """The letters of a step are answered first."""
-    client = leader.connect().greet()
-    leader.lines.note_step(leader.clock.steady_ms())
-    leader.lines.followers.note_step(3)
-    await_step(client, 2)
-    leader.drain()
-    assert has_nothing(client)
-    leader.lines.followers.announce()
-    assert client.receive() == hint(3)
 
 
 def test_a_follower_that_does_not_read_gets_one_hint_and_holds_up_nobody(leader: Leader) -> None:
@@ -171,18 +157,14 @@ def test_poll_ends_at_once(mq: lakemq.Connection, monkeypatch: pytest.MonkeyPatc
         sender.join()
 
 
-def send(mq: lakemq.Connection, topic: str, value: str) -> None:
-    mq.publish(topic, pa.table({"value": [value]}))
-
-
 def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     refresh, looks = Reader.refresh, []
 
-    def counted(reader: Reader) -> object:
+    def refresh_and_count(reader: Reader) -> object:
         looks.append(time.monotonic())
         return refresh(reader)
 
-    monkeypatch.setattr(Reader, "refresh", counted)
+    monkeypatch.setattr(Reader, "refresh", refresh_and_count)
     return looks
 
 
@@ -229,39 +211,3 @@ def test_polls_find_a_step_without_a_hint(
         assert [message.value for message in batch] == [b"1"]
         assert stopped is not None
         assert line._connection is None
-
-
-class SilentLine:
-    """A line on which no hint comes."""
-
-    def await_step(self, step: int, most_ms: float | None) -> bool:
-        return True
-
-    def wait_for_hint(self, timeout_ms: float) -> bool:
-        time.sleep(timeout_ms / 1000)
-        return False
-
-    def close(self) -> None: ...
-
-
-class PatientClock(MovableClock):
-    """A clock on which only its event ends a wait soon."""
-
-    def wait(self, event: threading.Event, ms: float) -> bool:
-        return event.wait(FAR_MS / 1000)
-
-
-@pytest.mark.parametrize("is_watched", [True, False], ids=["watched", "on a line"])
-def test_an_answer_ends_a_wait_for_steps(tmp_path: Path, is_watched: bool) -> None:
-    answer = threading.Event()
-    line: Any = SilentLine()
-    folder = str(tmp_path if is_watched else tmp_path / "missing")
-    waiter = StepWaiter(lambda: inotify.watch(folder), PatientClock(), line, lambda: 1, lambda: 0, answer, FAR_MS)
-    waiter.reset()
-    answering = threading.Timer(0.1, answer.set)
-    answering.start()
-    began_s = time.monotonic()
-    waiter.wait(FAR_MS, FAR_MS)
-    assert time.monotonic() - began_s < SOON_S
-    answering.join()
-    waiter.close()

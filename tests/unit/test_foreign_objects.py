@@ -10,11 +10,9 @@ from unit.served import CONFIG, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.line_frames import LineAddress, encode_address
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.journal import Step
-from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.engine.sequencer.step_log import StepLog
 from lakemq.tables.storage.coordination.sockets import MAX_LINE_BYTES, line_name
 from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
@@ -48,17 +46,6 @@ def test_a_foreign_object_beside_a_leaders_keeps_no_client_from_its_line(
         mq.namespace.files.put(name, content, durable=False)
         with lakemq.connect(str(tmp_path / "mq"), config=CONFIG) as other:
             until(lambda: has_line(other))
-
-
-@pytest.mark.slow
-def test_a_name_of_other_digits_is_no_step(tmp_path: Path) -> None:
-    """Python takes them for a number, too. The step would be one without those before it, and nobody would lead."""
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
-        mq.namespace.files.put("steps/" + "\u0669" * 20, b"")
-        assert list_steps(mq.namespace.files) == [0]
-        sequencer = Sequencer(mq.namespace, "s", SystemClock(), new_file_id)
-        assert sequencer.try_lead()
-        sequencer.resign()
 
 
 @pytest.mark.slow

@@ -15,17 +15,10 @@ from pyspark.sql.types import ArrayType, NullType, StructType, VariantType, Year
 from targets import extended_but
 from unit.served import new_name, new_topic, values, wait_for_files
 
+from lakemq import errors
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.format.publishing import BY_COLUMN
 from lakemq.engine.client.format.source import BatchWriter, LakeMQDataSource, StreamWriter
-from lakemq.errors import (
-    InvalidConfig,
-    InvalidRecord,
-    InvalidRequest,
-    MessageTooLarge,
-    StaleTopicMetadata,
-    UnknownTopicOrPartition,
-)
 from lakemq.tables.specs.messages import REJECTED_ROWS
 
 SERVED_WITH = {"project.interval.ms": 50}
@@ -100,9 +93,9 @@ def test_rejected_rows_fail_the_write_or_are_logged(
     mq.topics.create(topic, 1, config={"max.message.bytes": 10})
     rows = table("a", "x" * 100, "b", topic=[topic, topic, "nobody"])
     stream = Stream(mq, tmp_path / "fails")
-    with pytest.raises(MessageTooLarge, match=r"2 rows are rejected.*10 bytes\. The option onError=reject"):
+    with pytest.raises(errors.MessageTooLarge, match=r"2 rows are rejected.*10 bytes\. The option onError=reject"):
         stream.write(0, rows)
-    with pytest.raises(MessageTooLarge):
+    with pytest.raises(errors.MessageTooLarge):
         write(mq, rows, topic=topic)
     assert values(mq, topic) == []
     Stream(mq, tmp_path / "rejects", onError="reject").write(7, rows)
@@ -150,7 +143,7 @@ def test_topic_that_changed_during_the_write_fails_it(mq: Connection, topic: str
     writer = BatchWriter({"path": mq.namespace.path, "topic": topic}, from_arrow_schema(table("a").schema), False)
     messages = write_parts(writer, (table("a"),))
     mq.topics.alter(topic, partitions=2)
-    with pytest.raises(StaleTopicMetadata):
+    with pytest.raises(errors.StaleTopicMetadata):
         writer.commit(messages)
     assert values(mq, topic) == []
 
@@ -158,17 +151,17 @@ def test_topic_that_changed_during_the_write_fails_it(mq: Connection, topic: str
 @pytest.mark.parametrize(
     ("columns", "options", "error"),
     [
-        ({"key": ["k"]}, {"topic": "TOPIC"}, InvalidRecord),
-        ({"value": [1]}, {"topic": "TOPIC"}, InvalidRecord),
-        ({"value": ["v"], "VALUE": ["v"]}, {"topic": "TOPIC"}, InvalidRecord),
-        ({"value": ["v"]}, {}, InvalidRecord),
-        ({"value": ["v"], "topic": [1]}, {}, InvalidRecord),
-        ({"value": ["v"], "partition": ["0"]}, {"topic": "TOPIC"}, InvalidRecord),
-        ({"value": ["v"]}, {"topic": "nobody"}, UnknownTopicOrPartition),
-        ({"value": ["v"]}, {"topic": "TOPIC", "subscrbe": "TOPIC"}, InvalidConfig),
-        ({"value": ["v"]}, {"topic": "TOPIC", "kafka.bootstrap.servers": "x"}, InvalidConfig),
-        ({"value": ["v"]}, {"topic": "TOPIC", "txnVersion": "1"}, InvalidConfig),
-        ({"value": ["v"]}, {"topic": "TOPIC", "onError": "ignore"}, InvalidConfig),
+        ({"key": ["k"]}, {"topic": "TOPIC"}, errors.InvalidRecord),
+        ({"value": [1]}, {"topic": "TOPIC"}, errors.InvalidRecord),
+        ({"value": ["v"], "VALUE": ["v"]}, {"topic": "TOPIC"}, errors.InvalidRecord),
+        ({"value": ["v"]}, {}, errors.InvalidRecord),
+        ({"value": ["v"], "topic": [1]}, {}, errors.InvalidRecord),
+        ({"value": ["v"], "partition": ["0"]}, {"topic": "TOPIC"}, errors.InvalidRecord),
+        ({"value": ["v"]}, {"topic": "nobody"}, errors.UnknownTopicOrPartition),
+        ({"value": ["v"]}, {"topic": "TOPIC", "subscrbe": "TOPIC"}, errors.InvalidConfig),
+        ({"value": ["v"]}, {"topic": "TOPIC", "kafka.bootstrap.servers": "x"}, errors.InvalidConfig),
+        ({"value": ["v"]}, {"topic": "TOPIC", "txnVersion": "1"}, errors.InvalidConfig),
+        ({"value": ["v"]}, {"topic": "TOPIC", "onError": "ignore"}, errors.InvalidConfig),
     ],
 )
 def test_wrong_columns_and_options_are_refused_before_a_row_is_written(
@@ -186,23 +179,23 @@ def test_column_of_an_unsupported_type_is_refused_before_a_task_starts(
     settings = {"path": mq.namespace.path, "topic": topic}
     fits = StructType().add("value", "string").add("more", VariantType()).add("none", NullType())
     BatchWriter(settings, fits, False)
-    with pytest.raises(InvalidRecord, match=r"the column age.*interval year to month"):
+    with pytest.raises(errors.InvalidRecord, match=r"the column age.*interval year to month"):
         BatchWriter(settings, fits.add("age", odd_type), False)
 
 
 def test_overwrite_is_refused(mq: Connection, topic: str) -> None:
     settings = {"path": mq.namespace.path, "topic": topic}
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(errors.InvalidRequest):
         LakeMQDataSource(settings).writer(from_arrow_schema(table("a").schema), overwrite=True)
 
 
 def test_stream_without_an_id_is_refused(mq: Connection, topic: str, tmp_path: Path) -> None:
     settings = {"path": mq.namespace.path, "topic": topic}
     schema = from_arrow_schema(table("a").schema)
-    with pytest.raises(InvalidConfig, match="checkpointLocation"):
+    with pytest.raises(errors.InvalidConfig, match="checkpointLocation"):
         StreamWriter(settings, schema)
     for place in (str(tmp_path), "hdfs://somewhere/checkpoint"):
-        with pytest.raises(InvalidConfig, match="id of the stream"):
+        with pytest.raises(errors.InvalidConfig, match="id of the stream"):
             StreamWriter({**settings, "checkpointLocation": place}, schema)
 
 

@@ -9,19 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadMinRows
-from unit.served import new_name, new_topic, read_committed_offset, served
+from unit.served import new_name, new_topic, read_committed_offset, send, served
 
 import lakemq
+from lakemq import errors
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.format.stream import StreamReader
-from lakemq.errors import (
-    InconsistentClusterId,
-    LakeMQError,
-    OffsetOutOfRange,
-    UnknownTopicId,
-    UnknownTopicOrPartition,
-    UnstableOffsetCommit,
-)
 from lakemq.testing import MovableClock
 
 pytestmark = pytest.mark.slow
@@ -65,13 +58,6 @@ def query(mq: Connection) -> Callable[..., Any]:
             reader.stop()
 
     return start
-
-
-def send(mq: Connection, topic: str, *values: str, partition: int | None = None) -> None:
-    rows = {"value": list(values)}
-    if partition is not None:
-        rows["partition"] = [partition] * len(values)  # type: ignore[list-item]
-    mq.publish(topic, pa.table(rows))
 
 
 def test_stream_begins_at_the_end_and_its_checkpoint_keeps_the_place(mq: Connection, topic: str, query: Any) -> None:
@@ -146,11 +132,11 @@ def test_recreated_topic_is_data_loss_and_then_read_from_its_start(mq: Connectio
     with query(checkpoint, **options) as stream:
         assert stream.batch() == ["a", "b", "c"]
         mq.topics.delete(topic)
-        with pytest.raises(UnknownTopicId, match="not there"):
+        with pytest.raises(errors.UnknownTopicId, match="not there"):
             stream.batch()
         mq.topics.create(topic, 1)
         send(mq, topic, "anew")
-        with pytest.raises(UnknownTopicId, match="another topic"):
+        with pytest.raises(errors.UnknownTopicId, match="another topic"):
             stream.batch()
     with query(checkpoint, **options, failOnDataLoss="false") as stream:
         assert stream.again() == []
@@ -175,7 +161,7 @@ def test_checkpoint_of_another_namespace_is_refused(mq: Connection, query: Any, 
         send(other, topic, "b")
         with query(checkpoint, **options, path=other.namespace.path, failOnDataLoss="false") as stream:
             for ask in (stream.batch, stream.again):
-                with pytest.raises(InconsistentClusterId, match="another namespace"):
+                with pytest.raises(errors.InconsistentClusterId, match="another namespace"):
                     ask()
         without_id = json.loads(checkpoint[0])
         del without_id["namespace_id"]
@@ -190,12 +176,12 @@ def test_messages_deleted_while_the_stream_was_stopped_are_data_loss(mq: Connect
         stream.batch()
     send(mq, topic, "b", "c", "d")
     mq.topics.delete_records(topic, {0: 3})
-    with query(checkpoint, subscribe=topic) as stream, pytest.raises(OffsetOutOfRange, match="data may be lost"):
+    with query(checkpoint, subscribe=topic) as stream, pytest.raises(errors.OffsetOutOfRange, match="data may be lost"):
         stream.batch()
     with query(list(checkpoint), subscribe=topic, failOnDataLoss="false") as stream:
         assert stream.batch() == ["d"]
     mq.topics.delete_records(topic, {0: 1})
-    with query(checkpoint, subscribe=topic) as stream, pytest.raises(OffsetOutOfRange):
+    with query(checkpoint, subscribe=topic) as stream, pytest.raises(errors.OffsetOutOfRange):
         stream.again()
 
 
@@ -204,9 +190,9 @@ def test_starting_offsets_that_do_not_exist_are_refused(mq: Connection, topic: s
     send(mq, topic, "a", "b", "c")
     mq.topics.delete_records(topic, {0: 1})
     settings = {"subscribe": topic, "startingOffsets": starts.replace("TOPIC", topic)}
-    with query(**settings) as stream, pytest.raises(OffsetOutOfRange):
+    with query(**settings) as stream, pytest.raises(errors.OffsetOutOfRange):
         stream.batch()
-    with query(subscribe="nobody") as stream, pytest.raises(UnknownTopicOrPartition):
+    with query(subscribe="nobody") as stream, pytest.raises(errors.UnknownTopicOrPartition):
         stream.batch()
 
 
@@ -252,7 +238,7 @@ def test_repeated_batch_waits_for_messages_that_are_not_committed_yet(mq: Connec
         with query(checkpoint, **options, **{"isolation.level": "read_uncommitted"}) as stream:
             assert stream.batch() == ["open"]
         with query(checkpoint, **options) as stream:
-            with pytest.raises(UnstableOffsetCommit, match="open transaction"):
+            with pytest.raises(errors.UnstableOffsetCommit, match="open transaction"):
                 stream.again()
             assert stream.batch() is None
     with query(checkpoint, **options) as stream:
@@ -280,5 +266,5 @@ def test_group_with_members_refuses_offsets_of_a_stream(mq: Connection, topic: s
         query(subscribe=topic, startingOffsets="earliest", **{"group.id": group}) as stream,
     ):
         stream.batch()
-        with pytest.raises(LakeMQError):
+        with pytest.raises(errors.LakeMQError):
             stream.batch()

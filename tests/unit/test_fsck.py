@@ -112,71 +112,50 @@ def list_live_files(path: Path, table: str) -> list[Path]:
     return [Path(name.removeprefix("file://")) for name in DeltaTable(str(path / table)).file_uris()]
 
 
-def lose_newest_entry(*tables: str) -> Damage:
-    def damage(path: Path) -> None:
-        for table in tables:
-            max((path / table / "_delta_log").glob("*.json")).unlink()
-
-    return damage
+def lose_newest_entry(path: Path, *tables: str) -> None:
+    for table in tables:
+        max((path / table / "_delta_log").glob("*.json")).unlink()
 
 
-def lose_files(*tables: str) -> Damage:
-    def damage(path: Path) -> None:
-        for table in tables:
-            for file in list_live_files(path, table):
-                file.unlink()
-
-    return damage
+def lose_files(path: Path, *tables: str) -> None:
+    for table in tables:
+        for file in list_live_files(path, table):
+            file.unlink()
 
 
-def cut_file(table: str) -> Damage:
-    def damage(path: Path) -> None:
-        file = list_live_files(path, table)[0]
-        file.write_bytes(file.read_bytes()[:-20])
-
-    return damage
+def cut_file(path: Path, table: str) -> None:
+    file = list_live_files(path, table)[0]
+    file.write_bytes(file.read_bytes()[:-20])
 
 
-def change_file(table: str, column: str) -> Damage:
+def change_file(path: Path, table: str, column: str) -> None:
     """Rewrite a file with other values, under the same name."""
-
-    def damage(path: Path) -> None:
-        file = list_live_files(path, table)[0]
-        rows = pq.read_table(file)
-        at = rows.schema.get_field_index(column)
-        pq.write_table(rows.set_column(at, column, pc.add(rows[column], 1)), file)
-
-    return damage
+    file = list_live_files(path, table)[0]
+    rows = pq.read_table(file)
+    at = rows.schema.get_field_index(column)
+    pq.write_table(rows.set_column(at, column, pc.add(rows[column], 1)), file)
 
 
-def commit(table: str, change: Callable[[str], Any]) -> Damage:
+def commit(path: Path, table: str, change: Callable[[str], Any]) -> None:
     """Let another program change a table."""
-
-    def damage(path: Path) -> None:
-        with ignore_protocol(path / table) as copy:
-            change(copy)
-
-    return damage
+    with ignore_protocol(path / table) as copy:
+        change(copy)
 
 
-def overwrite(table: str) -> Damage:
+def overwrite(path: Path, table: str) -> None:
     rows = BY_NAME[table].empty().cast(BY_NAME[table].stored_schema)
-    return commit(table, lambda copy: write_deltalake(copy, rows, mode="overwrite"))
+    commit(path, table, lambda copy: write_deltalake(copy, rows, mode="overwrite"))
 
 
-def restore_version(table: str, count: int) -> Damage:
+def restore_version(path: Path, table: str, count: int) -> None:
     """Let another program go back by so many versions."""
-
-    def damage(path: Path) -> None:
-        log = path / table / "_delta_log"
-        *_, newest = entries = sorted(log.glob("*.json"))
-        then, now = (read_added_files(entries[:end]) for end in (-count, None))
-        actions: list[Any] = [{"commitInfo": {"operation": "RESTORE", "engineInfo": "delta-rs", "timestamp": 0}}]
-        actions += [{"add": then[name]} for name in then.keys() - now.keys()]
-        actions += [{"remove": {"path": name, "dataChange": True}} for name in now.keys() - then.keys()]
-        (log / f"{int(newest.stem) + 1:020d}.json").write_text("\n".join(map(json.dumps, actions)))
-
-    return damage
+    log = path / table / "_delta_log"
+    *_, newest = entries = sorted(log.glob("*.json"))
+    then, now = (read_added_files(entries[:end]) for end in (-count, None))
+    actions: list[Any] = [{"commitInfo": {"operation": "RESTORE", "engineInfo": "delta-rs", "timestamp": 0}}]
+    actions += [{"add": then[name]} for name in then.keys() - now.keys()]
+    actions += [{"remove": {"path": name, "dataChange": True}} for name in now.keys() - then.keys()]
+    (log / f"{int(newest.stem) + 1:020d}.json").write_text("\n".join(map(json.dumps, actions)))
 
 
 def read_added_files(entries: list[Path]) -> dict[str, Any]:
@@ -190,18 +169,20 @@ def read_added_files(entries: list[Path]) -> dict[str, Any]:
 
 
 REPAIRABLE: dict[str, Damage] = {
-    "newest log entries lost": lose_newest_entry(*CHANGELOGS, "control_markers", "transactions", "messages"),
-    "newest log entry of segments lost": lose_newest_entry("segments"),
-    "newest log entry of final_messages lost": lose_newest_entry("final_messages"),
-    "newest log entry of the journal lost": lose_newest_entry("journal"),
-    "files gone": lose_files(*CHANGELOGS, "control_markers", "transactions"),
-    "a file cut": cut_file("partitions"),
-    "a file changed": change_file("topics", "partition_count"),
-    "UPDATE": commit("partitions", lambda copy: DeltaTable(copy).update({"high_watermark": "0"})),
-    "DELETE": commit("consumer_offsets", lambda copy: DeltaTable(copy).delete()),
-    "DELETE of final messages": commit("final_messages", lambda copy: DeltaTable(copy).delete()),
-    "OVERWRITE": overwrite("segments"),
-    "RESTORE": restore_version("partitions", 2),
+    "newest log entries lost": lambda path: lose_newest_entry(
+        path, *CHANGELOGS, "control_markers", "transactions", "messages"
+    ),
+    "newest log entry of segments lost": lambda path: lose_newest_entry(path, "segments"),
+    "newest log entry of final_messages lost": lambda path: lose_newest_entry(path, "final_messages"),
+    "newest log entry of the journal lost": lambda path: lose_newest_entry(path, "journal"),
+    "files gone": lambda path: lose_files(path, *CHANGELOGS, "control_markers", "transactions"),
+    "a file cut": lambda path: cut_file(path, "partitions"),
+    "a file changed": lambda path: change_file(path, "topics", "partition_count"),
+    "UPDATE": lambda path: commit(path, "partitions", lambda copy: DeltaTable(copy).update({"high_watermark": "0"})),
+    "DELETE": lambda path: commit(path, "consumer_offsets", lambda copy: DeltaTable(copy).delete()),
+    "DELETE of final messages": lambda path: commit(path, "final_messages", lambda copy: DeltaTable(copy).delete()),
+    "OVERWRITE": lambda path: overwrite(path, "segments"),
+    "RESTORE": lambda path: restore_version(path, "partitions", 2),
 }
 
 
@@ -230,32 +211,24 @@ def test_damage_is_named_and_repaired(damage: str, young: Path, path: Path) -> N
     assert fsck(path)[0] == 0
 
 
-def lose_entries_before_base(table: str) -> Damage:
+def lose_entries_before_base(path: Path, table: str) -> None:
     """Lose all entries of a table since its last checkpoint, and with them rows that only merged tables have."""
-
-    def damage(path: Path) -> None:
-        log = path / table / "_delta_log"
-        last = max(int(file.name[:20]) for file in log.glob("*.checkpoint.parquet"))
-        for entry in log.glob("*.json"):
-            if int(entry.stem) >= last:
-                entry.unlink()
-        for checkpoint in log.glob(f"{last:020d}.checkpoint.parquet"):
-            checkpoint.unlink()
-        (log / "_last_checkpoint").unlink()
-
-    return damage
+    log = path / table / "_delta_log"
+    last = max(int(file.name[:20]) for file in log.glob("*.checkpoint.parquet"))
+    for entry in log.glob("*.json"):
+        if int(entry.stem) >= last:
+            entry.unlink()
+    for checkpoint in log.glob(f"{last:020d}.checkpoint.parquet"):
+        checkpoint.unlink()
+    (log / "_last_checkpoint").unlink()
 
 
-def forget_foreign_commit(table: str) -> Damage:
+def forget_foreign_commit(path: Path, table: str) -> None:
     """Let another program empty a table, and its log forget that."""
-
-    def damage(path: Path) -> None:
-        overwrite(table)(path)
-        DeltaTable(str(path / table)).create_checkpoint()
-        newest = max((path / table / "_delta_log").glob("*.json"))
-        newest.write_text(newest.read_text().replace("delta-rs", "LakeMQ"))
-
-    return damage
+    overwrite(path, table)
+    DeltaTable(str(path / table)).create_checkpoint()
+    newest = max((path / table / "_delta_log").glob("*.json"))
+    newest.write_text(newest.read_text().replace("delta-rs", "LakeMQ"))
 
 
 def lose_step(path: Path) -> None:
@@ -263,16 +236,19 @@ def lose_step(path: Path) -> None:
 
 
 def lose_decisions(path: Path) -> None:
-    lose_files("journal")(path)
+    lose_files(path, "journal")
     for step in sorted((path / "steps").iterdir())[:-1]:
         step.unlink()
 
 
 BEYOND_REPAIR: dict[str, tuple[Damage, str]] = {
-    "entries from before the replay": (lose_entries_before_base("partitions"), "partitions"),
-    "a merged file": (lose_files("consumer_offsets"), "consumer_offsets"),
-    "places of messages": (lose_files("segments"), "segments"),
-    "rows whose removal the log does not show": (forget_foreign_commit("segments"), "no segment, or two"),
+    "entries from before the replay": (lambda path: lose_entries_before_base(path, "partitions"), "partitions"),
+    "a merged file": (lambda path: lose_files(path, "consumer_offsets"), "consumer_offsets"),
+    "places of messages": (lambda path: lose_files(path, "segments"), "segments"),
+    "rows whose removal the log does not show": (
+        lambda path: forget_foreign_commit(path, "segments"),
+        "no segment, or two",
+    ),
     "decisions": (lose_decisions, "what steps"),
     "a whole log": (lambda path: shutil.rmtree(path / "groups" / "_delta_log"), "groups"),
     "the step of the watermark": (lose_step, "is missing"),
@@ -338,14 +314,13 @@ def test_a_repair_that_is_killed_at_any_write_is_repeated(
     young: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leader_locks.LeaderLocks, "is_dead", lambda self, name: "-repair-" in name)
-    damages = [lose_files("partitions"), overwrite("consumer_offsets")]
-    damages.append(lose_newest_entry("segments", "messages", "journal", "final_messages"))
     before, is_killed, number = read_all(young), True, 0
     while is_killed:
         number += 1
         path = Path(shutil.copytree(young, tmp_path / str(number)))
-        for damage in damages:
-            damage(path)
+        lose_files(path, "partitions")
+        overwrite(path, "consumer_offsets")
+        lose_newest_entry(path, "segments", "messages", "journal", "final_messages")
         with Connection(open_namespace(str(path))) as mq:
             is_killed = True
             with kill_at(monkeypatch, number):
@@ -386,7 +361,7 @@ with lakemq.connect(sys.argv[1], config={"project.interval.ms": 50, "final.inter
 @pytest.mark.parametrize("table", ["segments", "journal"])
 def test_rows_beyond_the_watermark_are_neither_lost_nor_doubled_by_a_repair(path: Path, table: str) -> None:
     if table == "segments":
-        restore_version("segments", 1)(path)
+        restore_version(path, "segments", 1)
         damaged = DeltaTable(str(path / "segments")).version()
         with lakemq.connect(str(path), config=QUICK) as mq, mq.serving():
             mq.publish("t", pa.table({"key": ["a"], "value": ["after"]}))
@@ -407,7 +382,7 @@ def test_a_repair_beside_a_leader_is_refused_and_a_check_is_not(path: Path) -> N
     with lakemq.connect(str(path), config=QUICK) as mq, mq.serving():
         mq.publish("t", pa.table({"value": ["new"]}))
         assert fsck(path)[0] == 0
-        lose_files("control_markers")(path)
+        lose_files(path, "control_markers")
         assert fsck(path)[0] == 1
         code, text = fsck(path, "--repair")
         assert code == 4
@@ -417,7 +392,7 @@ def test_a_repair_beside_a_leader_is_refused_and_a_check_is_not(path: Path) -> N
 
 
 def test_a_repair_ends_if_a_leader_has_begun_since_it_was_planned(path: Path) -> None:
-    lose_files("control_markers")(path)
+    lose_files(path, "control_markers")
     with Connection(open_namespace(str(path))) as mq:
         plan = Repair(mq.namespace)
         with lakemq.connect(str(path), config=QUICK) as other:

@@ -12,20 +12,11 @@ from targets import extended_but
 from unit.consuming import RecordingListener, add, list_partitions, new_group, texts
 from unit.served import new_name, new_topic, until
 
+from lakemq import errors
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
 from lakemq.engine.client.consume.options import RebalanceListener
-from lakemq.errors import (
-    FencedInstanceId,
-    FencedMemberEpoch,
-    IllegalState,
-    InconsistentGroupProtocol,
-    InvalidRequest,
-    UnknownMemberId,
-    UnknownTopicId,
-    UnknownTopicOrPartition,
-)
 from lakemq.jobs.doctor.namespace import check_groups
 
 pytestmark = pytest.mark.slow
@@ -62,7 +53,7 @@ def test_member_without_partitions_polls_empty_batches(mq: Connection) -> None:
     batch = standby.poll(timeout_ms=50)
     assert not batch
     assert batch.to_arrow().num_rows == 0
-    with pytest.raises(IllegalState, match="no partitions"):
+    with pytest.raises(errors.IllegalState, match="no partitions"):
         batch.to_spark()
     first.close()
     settle(standby, on=lambda: list_partitions(standby) == [0])
@@ -78,7 +69,7 @@ def test_paused_partition_is_not_read_until_it_is_resumed(mq: Connection) -> Non
         assert texts(consumer.poll(timeout_ms=5_000)) == ["1.0"]
         consumer.resume([(topic, 0)])
         assert texts(consumer.poll(timeout_ms=5_000)) == ["0.0"]
-        with pytest.raises(IllegalState, match="not assigned"):
+        with pytest.raises(errors.IllegalState, match="not assigned"):
             consumer.pause([(topic, 2)])
 
 
@@ -111,7 +102,7 @@ def test_commit_of_a_moved_partition_is_refused_and_the_rest_counts(mq: Connecti
     batch = first.poll(timeout_ms=5_000)
     second = member(mq, group, topic)
     settle(first, second, on=lambda: list_partitions(second) == [1])
-    with pytest.raises(FencedMemberEpoch, match=f"{topic}-1"):
+    with pytest.raises(errors.FencedMemberEpoch, match=f"{topic}-1"):
         first.commit(batch)
     assert {tp: committed.offset for tp, committed in first.committed().items()} == {(topic, 0): 3}
     assert second.committed() == {}
@@ -143,10 +134,10 @@ def test_second_process_with_an_instance_id_fences_the_first(mq: Connection) -> 
     first = member(mq, group, topic, instance_id="i", listener=listener)
     settle(first, on=lambda: list_partitions(first) == [0])
     second = member(mq, group, topic, instance_id="i")
-    with pytest.raises(FencedInstanceId, match=rf"of member {second.member_id} \(process {os.getpid()}, "):
+    with pytest.raises(errors.FencedInstanceId, match=rf"of member {second.member_id} \(process {os.getpid()}, "):
         first.poll()
     assert listener.events == [("assigned", [0]), ("lost", [0])]
-    with pytest.raises(IllegalState, match="closed"):
+    with pytest.raises(errors.IllegalState, match="closed"):
         first.poll()
     settle(second, on=lambda: list_partitions(second) == [0])
     second.close(leave=True)
@@ -158,7 +149,7 @@ def test_two_consumers_with_an_instance_id_are_a_finding_that_names_both(mq: Con
     settle(consumers[0], on=lambda: list_partitions(consumers[0]) == [0])
     for _ in range(2):
         consumers.append(member(mq, group, topic, instance_id="i"))
-        with pytest.raises(FencedInstanceId):
+        with pytest.raises(errors.FencedInstanceId):
             consumers[-2].poll()
         names = [f"{c.member_id} (process {os.getpid()} on {socket.gethostname()})" for c in consumers[-2:]]
         expected = f"Two consumers use the instance id i: {names[0]} lived when {names[1]} took it over at "
@@ -189,10 +180,10 @@ def test_removed_member_joins_again_with_its_next_poll(mq: Connection) -> None:
     settle(consumer, on=lambda: list_partitions(consumer) == [0])
     before = consumer.member_id
     mq.groups.remove_members(group, members=[before])
-    with pytest.raises(UnknownMemberId):
+    with pytest.raises(errors.UnknownMemberId):
         consumer.commit({(topic, 0): 0})
     assert consumer.lag() == {}
-    with pytest.raises(IllegalState, match="not assigned"):
+    with pytest.raises(errors.IllegalState, match="not assigned"):
         consumer.seek(topic, 0, 0)
     settle(consumer, on=lambda: list_partitions(consumer) == [0])
     assert consumer.member_id != before
@@ -259,13 +250,13 @@ def test_messages_of_an_interrupted_poll_are_read_again(
 
 def test_join_with_another_protocol_or_a_missing_topic_is_refused(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
-    with pytest.raises(UnknownTopicOrPartition):
+    with pytest.raises(errors.UnknownTopicOrPartition):
         member(mq, group, "nowhere")
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(errors.InvalidRequest):
         mq.consumer(group, topics=[topic], protocol="chaotic")
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(errors.InvalidRequest):
         mq.consumer(group, assign=[(topic, 0)], protocol="cooperative")
-    with member(mq, group, topic, assignor="range"), pytest.raises(InconsistentGroupProtocol, match="range"):
+    with member(mq, group, topic, assignor="range"), pytest.raises(errors.InconsistentGroupProtocol, match="range"):
         member(mq, group, topic, assignor="sticky")
 
 
@@ -300,14 +291,14 @@ def test_errors_of_a_deleted_topic_say_when_and_by_whom(mq: Connection) -> None:
     with mq.consumer(new_name("g"), assign=[topic]) as consumer, mq.consumer(new_name("q"), topics=[topic]) as queue:
         batch, messages = consumer.poll(timeout_ms=30_000), queue.poll(timeout_ms=30_000)
         mq.topics.delete(topic)
-        with pytest.raises(UnknownTopicId, match=deleted.removeprefix("does not exist.*")):
+        with pytest.raises(errors.UnknownTopicId, match=deleted.removeprefix("does not exist.*")):
             consumer.commit(batch)
 
         def acknowledge() -> None:
             queue.ack(messages)
             queue.flush()
 
-        with pytest.raises(FencedMemberEpoch, match=deleted):
+        with pytest.raises(errors.FencedMemberEpoch, match=deleted):
             acknowledge()
         for call in (
             lambda: mq.topics.alter(topic, partitions=2),
@@ -317,7 +308,9 @@ def test_errors_of_a_deleted_topic_say_when_and_by_whom(mq: Connection) -> None:
             lambda: mq.topics.describe(topic),
             lambda: mq.consumer(new_name("g"), topics=[topic]),
         ):
-            with pytest.raises(UnknownTopicOrPartition, match=deleted):
+            with pytest.raises(errors.UnknownTopicOrPartition, match=deleted):
                 call()
-        with pytest.raises(UnknownTopicOrPartition, match=deleted.replace("does not exist", "No topic has this name")):
+        with pytest.raises(
+            errors.UnknownTopicOrPartition, match=deleted.replace("does not exist", "No topic has this name")
+        ):
             add(mq, topic, {0: 1})

@@ -10,7 +10,7 @@ from unit.projected import project_tables, run_sql
 
 from lakemq.engine.client.arguments import format_time
 from lakemq.engine.client.groups.groups import Groups
-from lakemq.engine.client.groups.stalls import MemberNotes, find_open_transactions, write_advice
+from lakemq.engine.client.groups.stalls import MemberNotes, write_advice
 from lakemq.engine.client.operator_tools import Observation
 from lakemq.engine.protocol.codec.beat import OverdueMember
 from lakemq.engine.protocol.values.groups import JoinGroup
@@ -127,15 +127,6 @@ def test_member_without_heartbeats_is_named_with_process_and_session_end(protoco
     assert stall.is_overdue(story.mq.state.now_ms)
 
 
-def test_member_that_does_not_poll_is_named() -> None:
-    story = play({"create": {"t": 1}})
-    story.mq.ask(JoinGroup("g", "C1", ["t"], max_poll_interval_ms=300_000))
-    (stall,) = make_groups(story, 0, OverdueMember("g", "C1", None, 1_000)).stalls("g")
-    assert (stall.kind, stall.member_id) == ("no poll", "C1")
-    assert "lives, and has not polled since 1970-01-01T00:00:01Z" in stall.found
-    assert "1970-01-01T00:05:01Z (max_poll_interval_ms)" in stall.found
-
-
 def test_stall_of_a_forgotten_consumer_names_the_later_one_of_its_process() -> None:
     story = play({"create": {"t": 1}})
     for member_id, host in (("C1", "rack-1"), ("C2", "rack-1"), ("C3", "rack-2")):
@@ -171,14 +162,6 @@ def test_member_that_is_to_give_up_partitions_is_named(protocol: str, advice: st
     assert groups.describe("g").waits_for == [str(stall)]
     assert not stall.is_overdue(stall.since_ms + 10_000_000), "it ends by itself"
     assert count_waits(story, groups) == {("g", "handover"): 1}
-
-
-def test_advice_quotes_a_transactional_id_that_a_shell_would_split() -> None:
-    story = play({"create": {"t": 1}}, {"who": "A", "init": "etl `job`"}, {"who": "A", "publish": {"t-0": 1}})
-    state = story.mq.state
-    (stall,) = find_open_transactions(state, [(state.topic_ids["t"], 0)], 11_000)
-    assert stall.commands == [["transactions", "abort", "etl `job`"]]
-    assert str(stall).endswith("or abort it. Command: `lakemq transactions abort 'etl `job`'`.")
 
 
 @pytest.mark.parametrize("word", ["a\nb", "it's \\ \x1b[31mred", "\u202eid\u00e9", "plain", "a b"])

@@ -46,7 +46,9 @@ def test_xxhash64_is_sparks(key: bytes, spark: int):
 partitioners = st.sampled_from(sorted(SCALAR))
 counts = st.one_of(st.integers(1, 64), st.integers(1, LARGEST))
 # Lengths around each branch of both hashes: words of 4 and 8 bytes, stripes of 32, tails, the long keys.
-keys_of_any_length = st.one_of(st.binary(max_size=40), st.binary(min_size=90, max_size=100))
+keys_of_any_length = st.one_of(
+    st.binary(max_size=40), st.binary(min_size=90, max_size=100), st.sampled_from([b"k" * 4_096, b"k" * 4_097])
+)
 columns = st.lists(st.none() | keys_of_any_length, min_size=1, max_size=6)
 
 
@@ -65,21 +67,10 @@ def compute_expected_partitions(keys: list[bytes | None], count: int, partitione
 def test_column_of_keys_gets_the_partitions_of_its_keys(few, repeats, count, partitioner, start):
     # Keys are repeated, because only large groups of keys of one length are hashed together.
     keys = few * repeats
-    partitions = partition_keys(pa.array(keys, pa.binary()), count, partitioner, start)
+    array = pa.array([b"before", *keys, b"after"], pa.binary())[1:-1]
+    partitions = partition_keys(array, count, partitioner, start)
     assert partitions.dtype == np.int32
     assert partitions.tolist() == compute_expected_partitions(keys, count, partitioner, start)
-
-
-@pytest.mark.parametrize("partitioner", sorted(SCALAR))
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 7, 8, 12, 15, 31, 32, 33, 36, 63, 64, 96, 97, 4_096, 4_097])
-def test_keys_of_one_length_at_any_place_in_the_buffer(partitioner: str, length: int):
-    key_count = 20 if length > 100 else 300
-    raw = np.random.default_rng(length).bytes(length * key_count)
-    keys = [raw[i * length : (i + 1) * length] for i in range(key_count)]
-    expected = compute_expected_partitions([*keys, b"z" * (length + 1)], 12, partitioner, 0)
-    array = pa.array([*keys, b"z" * (length + 1)], pa.binary())
-    assert partition_keys(array, 12, partitioner, 0).tolist() == expected
-    assert partition_keys(array[3:-1], 12, partitioner, 0).tolist() == expected[3:-1]
 
 
 @pytest.mark.parametrize(
