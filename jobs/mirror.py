@@ -23,7 +23,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +90,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _KAFKA_OUTAGES = (
     "org.apache.kafka.common.errors.RetriableException",
     "java.util.concurrent.TimeoutException",
-    "org.apache.kafka.common.config.ConfigException",
 )
-"""Errors that pass when brokers are back. Kafka's client has the last one, too, when it cannot find their addresses."""
+"""Errors that pass when brokers are back."""
+
+_UNRESOLVED = "No resolvable bootstrap urls"
+"""So begins the error of Kafka's client when it finds no broker's address. It has the class of wrong options."""
 
 _PROJECTED_S = 60.0
 
@@ -132,10 +134,16 @@ class KafkaCluster:
             properties.load(jvm.java.io.FileInputStream(command_config))
         properties.setProperty("bootstrap.servers", bootstrap_servers)
         self.client_options = {name: properties.getProperty(name) for name in properties.stringPropertyNames()}
-        self._admin = self._kafka.clients.admin.AdminClient.create(properties)
+        self._properties = properties
+
+    @cached_property
+    def _admin(self) -> Any:
+        """Kafka's admin client. Not made before it is needed: it fails while no broker's name can be resolved."""
+        return self._kafka.clients.admin.AdminClient.create(self._properties)
 
     def close(self) -> None:
-        self._admin.close()
+        if "_admin" in vars(self):
+            self._admin.close()
 
     def read_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the ids of the cluster, as "", and of topics. A topic that is created again has another id.
@@ -379,14 +387,18 @@ class Mirror:
         from lakemq.engine.client.format.publishing import publish_batch
         from lakemq.jobs.source_stream import SourceStream
 
+        def check_source() -> None:
+            # After the rows were read: a topic that is created again between planning and reading has other messages at
+            # the planned offsets.
+            self._check_source(topics, topics)
+
         def publish(batch: DataFrame, stream_id: str, number: int) -> PublishedRows:
             if stop.is_set():
                 raise _StopRequested
             name, observation = self._options.name, Observation()
-            self._check_source(topics, topics)
             log.info("batch %d of %s: %d offsets behind Kafka", number, name, self._count_lag(topics))
             counted = batch.observe(observation, F.count_if(~is_accepted_timestamp()).alias("replaced"))
-            done = publish_batch(self._mq, to_copies(counted), sorted(topics), name, (stream_id, number))
+            done = publish_batch(self._mq, to_copies(counted), sorted(topics), name, (stream_id, number), check_source)
             self._outage.end()
             if done.record_count and (count := observation.get["replaced"]):
                 self._replaced_timestamps += count
@@ -509,9 +521,9 @@ def describe_outage(error: Exception) -> str | None:
         return str(error) if error.retriable else None
     java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while java is not None:
-        of_class = java.getClass()
+        of_class, is_unresolved = java.getClass(), str(java.getMessage()).startswith(_UNRESOLVED)
         while of_class is not None:
-            if of_class.getName() in _KAFKA_OUTAGES:
+            if of_class.getName() in _KAFKA_OUTAGES or is_unresolved:
                 return f"Kafka does not answer: {java.getMessage()}."
             of_class = of_class.getSuperclass()
         java = java.getCause()

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -244,3 +245,63 @@ def test_mirror_waits_while_kafka_does_not_answer_and_goes_on_when_another_seque
     finally:
         kafka.process.send_signal(signal.SIGCONT)
         mirror.kill()
+
+
+def test_mirror_waits_for_brokers_whose_name_cannot_be_resolved_at_its_start(
+    kafka: Kafka, mq: Connection, tmp_path: Path
+) -> None:
+    kafka.create_topic("named", 1)
+    kafka.send("named", 0, pairs("named", 0, 10))
+    hosts, port = tmp_path / "hosts", kafka.address.rpartition(":")[2]
+    local = f"127.0.0.1 localhost {socket.gethostname()}\n"
+    hosts.write_text(local)
+    more = "--topics", "named", "--bootstrap-servers", f"broker.test:{port}", "--until-caught-up"
+    mirror = start(mq, kafka, *more, JAVA_TOOL_OPTIONS=f"-Djdk.net.hosts.file={hosts}")
+    assert mirror.stderr is not None
+    for line in mirror.stderr:
+        if "No resolvable bootstrap urls" in line:
+            assert "The mirror tries again in 1 s" in line
+            break
+    hosts.write_text(f"{local}127.0.0.1 broker.test\n")
+    assert finish(mirror)["records"] == 10
+    end = finish(start(mq, kafka, *more[:2], "--bootstrap-servers", "broker.test:no-port"), 1)
+    assert "Failed to create new KafkaAdminClient" in end["message"], "a wrong option is no outage"
+
+
+PAUSED_BEFORE_READING = """
+import pathlib, sys, time
+from lakemq.engine.client.format import publishing
+from lakemq.jobs import mirror
+
+folder, publish = pathlib.Path(sys.argv.pop(1)), publishing.publish_batch
+
+def pause_and_publish(*arguments):
+    (folder / "planned").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.05)
+    return publish(*arguments)
+
+publishing.publish_batch = pause_and_publish
+sys.exit(mirror.main(sys.argv[1:]))
+"""
+"""A mirror that waits between planning a batch and reading its messages."""
+
+
+def test_no_message_is_copied_of_a_topic_that_is_created_again_after_a_batch_was_planned(
+    kafka: Kafka, mq: Connection, tmp_path: Path
+) -> None:
+    kafka.create_topic("again", 1)
+    kafka.send("again", 0, pairs("before", 0, 10))
+    command = build_command(mq, kafka, "--topics", "again", "--until-caught-up")[3:]
+    process = Process(sys.executable, "-c", PAUSED_BEFORE_READING, str(tmp_path), *command)
+    try:
+        wait_until((tmp_path / "planned").exists, "a planned batch", JOB_TIMEOUT_S)
+        kafka.delete_topic("again")
+        kafka.create_topic("again", 1)
+        kafka.send("again", 0, pairs("after", 0, 30))
+        (tmp_path / "go").touch()
+        assert process.wait_for_exit() == 1, process.err
+    finally:
+        process.kill()
+    assert "Topic again was deleted in Kafka and created again" in "".join([*process.out, *process.err])
+    assert len(mq.fetch("again")) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -112,16 +112,22 @@ def publish(
 
 
 def publish_batch(
-    mq: Connection, rows: DataFrame, topics: Sequence[str], source: str, application: tuple[str, int]
+    mq: Connection,
+    rows: DataFrame,
+    topics: Sequence[str],
+    source: str,
+    application: tuple[str, int],
+    check: Callable[[], None] = lambda: None,
 ) -> PublishedRows:
     """Publish a batch of a stream to the topics in its column `topic`, all rows together or none.
 
-    source: what `rejected_rows` names. application: id and version, which identify a repeat.
+    source: what `rejected_rows` names. application: id and version, which identify a repeat. check: called when all
+    rows are read and none is published; its error ends the publish.
 
     Raises LakeMQError: the error of a bad row, or what `publish` raises.
     """
     version = ApplicationVersion(*application, source)
-    return mq.spark_publisher().publish_by_topic(rows, topics, source, version, on_error="fail")
+    return mq.spark_publisher().publish_by_topic(rows, topics, source, version, on_error="fail", check=check)
 
 
 def _route_runs(routing: Routing, done: Sequence[WrittenRows]) -> tuple[Routes, list[Written]]:

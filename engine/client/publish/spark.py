@@ -142,11 +142,13 @@ class SparkPublisher:
         source: str,
         application: ApplicationVersion,
         on_error: OnError = "reject",
+        check: Callable[[], None] = lambda: None,
     ) -> PublishedRows:
         """Publish each row to the destination in its column `topic`, all together or none.
 
         df: topic and the columns of a message; names: the destinations that occur; source: what
-        `rejected_rows` names for rows with other names. Rows that no topic receives are rejected.
+        `rejected_rows` names for rows with other names. Rows that no topic receives are rejected. check: called when
+        all rows are read and none is published; its error ends the publish.
         """
         now_ms = self._clock.now_ms()
         rows = select_message_rows(df, dict.fromkeys(df.columns), None)
@@ -154,7 +156,8 @@ class SparkPublisher:
         def routes() -> Routes:
             return find_routes(self.state(), names, source)
 
-        return self._publish_with_current_routes(routes, rows, Publication(source, on_error, application), now_ms)
+        publication = Publication(source, on_error, application)
+        return self._publish_with_current_routes(routes, rows, publication, now_ms, check=check)
 
     def _publish_with_current_routes(
         self,
@@ -163,13 +166,14 @@ class SparkPublisher:
         publication: Publication,
         now_ms: int,
         gate: SparkGate | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> PublishedRows:
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._publish(routes(), rows, publication, now_ms, gate)
+                return self._publish(routes(), rows, publication, now_ms, gate, check)
             except StaleTopicMetadata:
                 continue
-        return self._publish(routes(), rows, publication, now_ms, gate)
+        return self._publish(routes(), rows, publication, now_ms, gate, check)
 
     def _publish(
         self,
@@ -178,12 +182,14 @@ class SparkPublisher:
         publication: Publication,
         now_ms: int,
         gate: SparkGate | None,
+        check: Callable[[], None],
     ) -> PublishedRows:
         options = dict(self._ns.storage_options)
         write = WriteMessages(self._ns.files.root, options, routes.destinations, now_ms)
         with nullcontext() if gate is None else gate.hide_values_in_errors():
             written = sorted(rows.mapInArrow(write, columns_ddl(RANGES)).collect(), key=lambda row: row.task)
         self._crash_point("publish.file_written")
+        check()
         if gate is not None:
             gate.judge(written)
         request = build_files_request(publication, routes, _group_by_file(written))
