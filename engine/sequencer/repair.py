@@ -233,7 +233,7 @@ class Repair:
                 if not spec.is_open_to_writers:
                     self._tables[spec.name] = _PlannedTable(self._store, spec)
             except NotATable as error:
-                if isinstance(error, MissingTable) and not spec.is_needed:
+                if isinstance(error, MissingTable) and not error.is_needed:
                     self._gone.append(spec)
                     self.damages.append(Damage(spec.name, f"{error}. {_LOST}", _REPAIR))
                 else:

@@ -164,7 +164,7 @@ def check_tables(mq: Connection) -> Finding:
             advice.append("upgrade LakeMQ to the version that wrote the tables, or a later one")
         except NotATable as error:
             wrong.append(one_line(str(error)))
-            is_made_again = isinstance(error, MissingTable) and not spec.is_needed
+            is_made_again = isinstance(error, MissingTable) and not error.is_needed
             advice.append("make the table again with lakemq fsck --repair" if is_made_again else _ONLY_A_BACKUP)
     if wrong:
         return Finding("namespace", False, "; ".join(wrong), _sentence(advice))

@@ -203,6 +203,10 @@ class OlderTable(NotATable):
 class MissingTable(NotATable):
     """There is no table of this name, though a namespace of this version has one."""
 
+    def __init__(self, spec: TableSpec) -> None:
+        super().__init__(f"{spec.name}: there is no such table")
+        self.is_needed = spec.is_needed
+
 
 class TableHandle:
     """A Delta table at one version. A commit moves it to the next version, `reopen` to the newest."""
@@ -526,7 +530,7 @@ class Store:
                 return table, pa.schema(table.schema()), dict(table.metadata().configuration)
             except TableNotFoundError as error:
                 if not self.exists(spec):  # else this user may not read it
-                    raise MissingTable(f"{spec.name}: there is no such table") from error
+                    raise MissingTable(spec) from error
                 text, cause = self.explain(error)
                 raise NotATable(f"{spec.name}: {text}") from cause
             except (DeltaError, OSError) as error:
