@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,20 +47,16 @@ def find_free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def wait_until(answers: Callable[[], bool], is_running: Callable[[], bool]) -> None:
-    """Wait until a server answers. Raises AssertionError if it ends before, or takes too long."""
-    deadline_s = time.monotonic() + _STARTS_WITHIN_S
-    while not answers():
-        assert is_running(), "the server has ended"
-        assert time.monotonic() < deadline_s, "the server does not answer"
-        time.sleep(0.05)
-
-
 @contextmanager
-def run_server(command: Sequence[str], port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server in a folder until the block ends, which begins when the port accepts connections."""
+def run_server(
+    command: Sequence[str], port: int, folder: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server in a folder until the block ends, which begins when the port accepts connections.
+
+    It is killed: asked to end, it might wait for connections that clients keep.
+    """
     with (folder / "server.log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
 
     def accepts_connections() -> bool:
         try:
@@ -70,7 +66,11 @@ def run_server(command: Sequence[str], port: int, folder: Path) -> Iterator[subp
         return True
 
     try:
-        wait_until(accepts_connections, lambda: process.poll() is None)
+        deadline_s = time.monotonic() + _STARTS_WITHIN_S
+        while not accepts_connections():
+            assert process.poll() is None, "the server has ended"
+            assert time.monotonic() < deadline_s, "the server does not answer"
+            time.sleep(0.05)
         yield process
     finally:
         process.kill()

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
+from fetched_programs import find_free_port
 
 CHECKOUT = Path(__file__).parents[1]
 AIRFLOW_BIN = Path(os.environ.get("LAKEMQ_AIRFLOW", CHECKOUT / ".venv-airflow")) / "bin"
@@ -80,7 +80,7 @@ class Airflow:
 
 def environment_of(home: Path, path: Path, deployed: Path, settings: Path) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "AIRFLOW", "PYTHON"))}
-    port = {name: str(_free_port()) for name in PORTS}
+    port = {name: str(find_free_port()) for name in PORTS}
     extra = {"home": str(deployed), "conf": str(settings)}
     connection = {"conn_type": "lakemq", "host": str(path), "extra": extra}
     return (
@@ -102,9 +102,3 @@ def environment_of(home: Path, path: Path, deployed: Path, settings: Path) -> di
             "PYSPARK_PYTHON": sys.executable,
         }
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as free_socket:
-        free_socket.bind(("127.0.0.1", 0))
-        return int(free_socket.getsockname()[1])

@@ -5,13 +5,11 @@ python tests/versitygw.py    build it if it is missing, and print where it is
 
 import os
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fetched_programs import fetch_once, find_free_port, wait_until
+from fetched_programs import fetch_once, find_free_port, run_server
 from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 VERSION = "1.8.0"
@@ -39,26 +37,8 @@ def serve_versitygw(program: str, folder: Path) -> Iterator[S3Server]:
     command = [program, "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", "posix"]
     command += ["--sidecar", str(folder / "metadata"), str(folder / "objects")]
     environment = {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
-    with (folder / "server.log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    server = S3Server(f"http://127.0.0.1:{port}")
-
-    def answers() -> bool:
-        try:
-            urllib.request.urlopen(server.url, timeout=10).close()
-        except urllib.error.HTTPError:  # it refuses a request without a signature
-            return True
-        except OSError:
-            return False
-        return True
-
-    try:
-        wait_until(answers, lambda: process.poll() is None)
-        yield server
-    finally:
-        # asked to end, it would wait ten seconds for connections that clients keep
-        process.kill()
-        process.wait(30)
+    with run_server(command, port, folder, environment):
+        yield S3Server(f"http://127.0.0.1:{port}")
 
 
 if __name__ == "__main__":

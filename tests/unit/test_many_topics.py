@@ -1,4 +1,4 @@
-"""A namespace may have very many topics: a request for one costs nothing for each of the others."""
+"""A namespace may have very many topics and groups at rest: a request for one costs nothing for each of the others."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 from protocol_harness import Harness
 
+from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.rules.reconciling import find_groups_without_target
+from lakemq.engine.protocol.rules.timers import Time
+from lakemq.engine.protocol.values.groups import (
+    Assigned,
+    ConfigureGroup,
+    JoinGroup,
+    LeaveGroup,
+    ReleasePartitions,
+)
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
 
 BY_TOPIC = ("topics", "topic_ids", "unified_names")
@@ -16,7 +26,7 @@ class LookupOnlyDict(dict[Any, Any]):
     """A dict that allows lookups, but neither iteration nor copies."""
 
     def __iter__(self) -> Iterator[Any]:
-        raise AssertionError("somebody goes through all topics")
+        raise AssertionError("somebody goes through all topics or groups")
 
     keys = values = items = copy = __or__ = __iter__  # type: ignore[assignment]
 
@@ -47,3 +57,29 @@ def test_no_request_iterates_over_all_topics(mq: Harness) -> None:
     assert isinstance(clash, Refusal)
     assert clash.expected == "not to clash with 'topic.1'"
     assert mq.state.subscribers == {}, "of those that are there and have any"
+
+
+def _join(group: str, member: str) -> JoinGroup:
+    return JoinGroup(group, member, ["t"], None, None, 6_000, 10_000, "earliest", {"group.protocol": "cooperative"})
+
+
+def test_no_step_iterates_over_all_groups() -> None:
+    mq = Harness()
+    mq.create("t", 2)
+    for n in range(3):
+        mq.one(ConfigureGroup(f"idle-{n}", {}, create=True))
+    mq.state.groups = LookupOnlyDict(mq.state.groups)
+    mq.one(_join("g", "C1"))
+    assert [group_state.group for group_state in find_groups_without_target(mq.state)] == ["g"]
+    mq.assign()
+    mq.one(_join("g", "C2"))
+    mq.assign()
+    paused = sorted(mq.state.groups["g"].paused)
+    assert len(paused) == 1
+    mq.one(ReleasePartitions("g", "C1", [Assigned(*p, mq.state.groups["g"].assignments[p].epoch) for p in paused]))
+    mq.one(LeaveGroup("g", ["C2"]))
+    mq.assign()
+    mq.one(CreateTopic("another", 1))
+    mq.now_ms += 1
+    assert machine.find_due(mq.state, Time(mq.now_ms, mq.now_ms), with_expiries=False) == []
+    assert (mq.state.groups_with_members, mq.state.waiting_groups) == ({"g"}, set())

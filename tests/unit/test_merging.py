@@ -32,17 +32,8 @@ PLAIN: dict[str, Any] = {
     "file_id": MERGED,
     "footer_hash": 5,
     "file_partition": 0,
-    "append_time_ms": None,
-    "ttl_from_ms": None,
-    "ttl_ms": None,
-    "decided_at_ms": None,
-    "producer_id": None,
-    "producer_epoch": None,
-    "base_sequence": None,
     "transactional": False,
     "origin": "publish",
-    "dead_letter": None,
-    "source_offset": None,
 }
 SENT = {"producer_id": 4, "producer_epoch": 1, "base_sequence": 20}
 """The columns of a segment that a producer has sent."""

@@ -15,7 +15,7 @@ from clocks import ManualClock
 from queue_world import QueueWorld
 from targets import extended_but, nightly_but
 from unit.consuming import RecordingListener, add, list_partitions, texts
-from unit.served import new_name, new_topic, served, until
+from unit.served import new_name, new_topic, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -64,7 +64,8 @@ def read_all(consumer: MemberConsumer) -> list[str]:
 def test_garbage_consumer_leaves_its_group(
     mq: Connection, group: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consumer = join(mq, group, topic)
+    listener = RecordingListener()
+    consumer = join(mq, group, topic, listener=listener)
     assert read_all(consumer) == ["0.0", "0.1", "1.0", "1.1"]
     assert consumer.member_id in {member.member_id for member in mq.groups.members(group)}
     reference = weakref.ref(consumer)
@@ -74,20 +75,9 @@ def test_garbage_consumer_leaves_its_group(
     until(lambda: mq.groups.describe(group).members == 0)
     until(lambda: f"Group {group}: the consumer that was made at" in caplog.text)
     assert f"{HERE}:" in caplog.text
+    assert {kind for kind, _ in listener.events} == {"assigned"}, "another thread than the user's would call it"
     with join(mq, group, topic) as following:
         assert read_all(following) == ["0.0", "0.1", "1.0", "1.1"], "nothing was acknowledged"
-
-
-@pytest.mark.slow
-def test_listener_of_garbage_consumer_is_not_called(mq: Connection, group: str, topic: str) -> None:
-    """Another thread than the user's would call it."""
-    listener = RecordingListener()
-    consumer = join(mq, group, topic, listener=listener)
-    assert read_all(consumer)
-    del consumer
-    gc.collect()
-    until(lambda: mq.groups.describe(group).members == 0)
-    assert {kind for kind, _ in listener.events} == {"assigned"}
 
 
 @pytest.mark.slow
@@ -111,19 +101,6 @@ def test_collector_waits_for_no_lock(mq: Connection, group: str, topic: str) -> 
     may_go_on.set()
     holder.join(60)
     until(lambda: mq.groups.describe(group).members == 0)
-
-
-@pytest.mark.slow
-def test_closing_connection_leaves_the_groups_of_garbage_consumers(tmp_path: Path) -> None:
-    with served(tmp_path) as mq:
-        topic = new_topic(mq)
-        own = lakemq.connect(mq.namespace.path)
-        consumer = join(own, "g", topic)
-        own._heartbeats.stop()  # so that its thread does not close the member
-        del consumer
-        gc.collect()
-        own.close()
-        assert mq.groups.describe("g").members == 0
 
 
 # -- two consumers ------------------------------------------------------------------------------------------

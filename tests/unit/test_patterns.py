@@ -11,7 +11,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import MemberConsumer
 from lakemq.engine.client.consume.options import Pattern
 from lakemq.engine.protocol.values.groups import JoinGroup
-from lakemq.errors import InvalidRegularExpression, InvalidRequest
+from lakemq.errors import InvalidRegularExpression
 
 
 def member(mq: Connection, group: str, pattern: Any, **options: Any) -> MemberConsumer:
@@ -110,10 +110,3 @@ def test_member_joins_again_only_when_its_topics_change(mq: Connection, monkeypa
         mq.topics.create(f"{prefix}-2")
         until(lambda: consumer.poll() is not None and len(consumer.assignment()) == 2)
         assert [(request.topics, request.config) for request in requests] == [([prefix, f"{prefix}-2"], {})]
-
-
-def test_topics_and_pattern_exclude_each_other(mq: Connection) -> None:
-    with pytest.raises(InvalidRequest):
-        mq.consumer(new_name("g"), topics=["t"], pattern="t", protocol="cooperative")
-    with pytest.raises(InvalidRequest):
-        mq.consumer(new_name("g"), protocol="cooperative")

@@ -24,9 +24,6 @@ def test_rate_is_progress_in_the_window_divided_by_its_length() -> None:
     assert Consumption(0, {}, {"g": {(1, 0): 5}}).rate("g", {(1, 0): 0}) == 0
 
 
-pytestmark_served = pytest.mark.slow
-
-
 def settle(mq: Connection) -> int:
     """Wait until the tables hold all decisions, and return a time of the store at which they do."""
     step = mq.state().step
@@ -36,7 +33,7 @@ def settle(mq: Connection) -> int:
     return now_ms + 1
 
 
-@pytestmark_served
+@pytest.mark.slow
 def test_rate_counts_only_progress_inside_the_window(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 100, 1: 20})
@@ -77,7 +74,7 @@ def test_rate_counts_only_progress_inside_the_window(mq: Connection) -> None:
             }
 
 
-@pytestmark_served
+@pytest.mark.slow
 def test_removed_version_of_the_table_gives_no_rate(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, group = new_topic(mq), new_name("g")
     with mq.consumer(group, assign=[topic]) as consumer:

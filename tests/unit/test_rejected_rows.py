@@ -96,3 +96,14 @@ def test_producer_with_lost_answers_has_each_row_rejected_once(mq: Connection, m
     (units,) = (p.units[0, -1] for p in state.producers.values() if (0, -1) in p.units)
     assert sum(unit.record_count for unit in units) == 4
     assert mq.end_offsets(topic) == {0: 1}
+
+
+def test_rows_that_are_rejected_rightly_do_not_make_the_others_be_written_again(mq: Connection) -> None:
+    topic = new_topic(mq, 1)
+    rows = pa.table({"value": ["fits", "x" * 2_000_000]})
+    mq.publish(topic, rows)
+    before = set(mq.namespace.files.list("messages"))
+    assert mq.publish(topic, rows).rejected_count == 1
+    assert len(set(mq.namespace.files.list("messages")) - before) == 1
+    mq.topics.alter(topic, {"max.message.bytes": 3_000_000})
+    assert mq.publish(topic, rows).rejected_count == 0, "the limit was raised since the last look"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from protocol_harness import Harness, plain
-from typer.testing import Result
-from unit.served import run_sql, served, wait_for_files
+from unit.served import run_lakemq, run_sql, served, wait_for_files
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol import machine
@@ -361,18 +361,9 @@ def test_a_message_that_its_topic_cannot_take_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_commands_create_pause_resume_and_delete(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from lakemq.jobs.cli import app
-
     with served(tmp_path) as mq:
         mq.topics.create("t", 1)
-
-        def lake(*arguments: str, code: int = 0) -> Result:
-            path = ["--path", mq.namespace.path, "--output", "json", "schedules"]
-            result = CliRunner().invoke(app, [*path, *arguments])
-            assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-            return result
+        lake = partial(run_lakemq, mq.namespace.path, "--output", "json", "schedules")
 
         def show(*arguments: str) -> dict[str, Any]:
             return dict(json.loads(lake(*arguments).stdout))

@@ -6,9 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 from unit.consuming import take_messages, texts
-from unit.served import new_name, new_topic, served, until, values
+from unit.served import new_name, new_topic, run_lakemq, served, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
@@ -19,7 +18,6 @@ from lakemq.engine.protocol.values.deliveries import DeathReason
 from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import FileTruncated, InvalidConfig, InvalidRecord
-from lakemq.jobs.cli import app
 from lakemq.tables.specs.messages import MAX_TTL_MS
 from lakemq.testing import MovableClock
 
@@ -65,9 +63,8 @@ def publish_in_a_transaction(mq: Connection, topic: str) -> None:
 
 def publish_with_the_command(mq: Connection, topic: str) -> None:
     for value, ttl_ms in (("short", SHORT_MS), ("long", LONG_MS)):
-        command = ["--path", str(mq.namespace.path), "publish", "--topic", topic, "--format", "lines"]
-        result = CliRunner().invoke(app, [*command, "--ttl-ms", str(ttl_ms)], input=f"{value}\n")
-        assert result.exit_code == 0, result.output
+        options = ["--topic", topic, "--format", "lines", "--ttl-ms", str(ttl_ms)]
+        run_lakemq(mq.namespace.path, "publish", *options, stdin=f"{value}\n".encode())
 
 
 @pytest.mark.slow
