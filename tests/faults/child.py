@@ -181,20 +181,12 @@ def transact(
             file.flush()
 
 
-def consume(
-    path: str,
-    config: dict[str, Any],
-    topic: str,
-    group: str,
-    notes: str,
-    session_ms: int,
-    protocol: str = "cooperative",
-) -> None:
+def consume(path: str, config: dict[str, Any], topic: str, group: str, notes: str, session_ms: int) -> None:
     """Read as a member of a group until SIGTERM. Note the messages, commit them, and note the committed offsets.
 
     A line is `read`, `committed` or `fenced`, and [partition, offset] pairs, for `read` with the values.
     """
-    from lakemq.errors import FencedMemberEpoch, IllegalGeneration, UnknownMemberId
+    from lakemq.errors import FencedMemberEpoch, UnknownMemberId
 
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
@@ -204,7 +196,7 @@ def consume(
         def note(word: str, places: list[Any]) -> None:
             file.write(json.dumps([word, places]) + "\n")
 
-        with mq.consumer(group, topics=[topic], protocol=protocol, **options) as consumer:
+        with mq.consumer(group, topics=[topic], protocol="cooperative", **options) as consumer:
             print("ready", flush=True)
             while not stopped:
                 batch = consumer.poll(max_records=7, timeout_ms=20)
@@ -215,7 +207,7 @@ def consume(
                 try:
                     consumer.commit(batch)
                     note("committed", places)
-                except (FencedMemberEpoch, IllegalGeneration, UnknownMemberId):
+                except (FencedMemberEpoch, UnknownMemberId):
                     note("fenced", places)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.commands import LEASE_MS, Process, lakemq, leader, values
+from faults.commands import LEASE_MS, Process, lakemq, leader
 
 SOON_S = 60
 """On a loaded machine a command takes seconds to start. The lease is far longer."""
@@ -48,17 +48,6 @@ def test_step_takes_over_from_a_killed_leader(path: Path, start: Callable[..., P
     assert lakemq(path, "step", "--wait-ms", "0") == [{"letters": 0}]
     assert time.monotonic() - killed_s < SOON_S
     assert leader(path).startswith("no sequencer leads")
-
-
-@pytest.mark.extended
-def test_a_command_serves_itself_when_the_leader_was_killed(path: Path, start: Callable[..., Process]) -> None:
-    killed_s = kill_leader(path, start)
-    publish = start("publish", "--topic", "t")
-    publish.stdin.write("1\n")
-    publish.stdin.close()
-    assert (publish.wait_for_exit(), publish.err) == (0, [])
-    assert time.monotonic() - killed_s < SOON_S
-    assert values(path) == ["1"]
 
 
 @pytest.mark.extended

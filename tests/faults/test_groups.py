@@ -22,9 +22,6 @@ class GroupNotes:
     def read(self, name: str) -> list[tuple[int, int, str]]:
         return [tuple(place) for word, places in self.family.read_notes_of(name) if word == "read" for place in places]
 
-    def words(self, name: str) -> Counter[str]:
-        return Counter(word for word, _ in self.family.read_notes_of(name))
-
     def count_reads(self) -> Counter[tuple[int, int, str]]:
         return Counter(message for name in self.names for message in self.read(name))
 

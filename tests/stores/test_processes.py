@@ -168,15 +168,6 @@ def test_a_sequencer_dies_between_two_writes_and_each_message_is_there_once(
         check_each_once(mq, sending.acknowledged)
 
 
-def test_arguments_of_processes_show_no_credentials(object_server: ObjectServer, path: str, children: Children) -> None:
-    with lakemq.connect(path, storage_options=object_server.options, create=True) as mq:
-        sequencer = children.serve(path, object_server.options)
-        mq.topics.create(TOPIC)
-        arguments = Path(f"/proc/{sequencer.pid}/cmdline").read_text()
-    assert object_server.secret_option in arguments
-    assert object_server.secret not in arguments
-
-
 def test_a_bad_network_loses_and_doubles_nothing(object_server: ObjectServer, path: str, children: Children) -> None:
     with lakemq.connect(path, storage_options=object_server.options, create=True), ExitStack() as stack:
         url = stack.enter_context(run_proxy(object_server.url, "--delay-ms", "15", "--share", "0.01", "--seed", "7"))

@@ -1,7 +1,5 @@
-"""Row groups that a consumer keeps for its next poll: bounded, and without a change of the rows."""
+"""Row groups that a consumer keeps for its next poll do not change the rows."""
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from examples import examples
 from faulty_files import FaultyFiles
@@ -14,24 +12,6 @@ from lakemq.engine.client.fetch.rows import RowGroupCache
 from lakemq.engine.namespace.data_file import new_data_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
-
-
-def make_row_groups(n: int, size: int = 100) -> list[pa.Table]:
-    return [pa.table({"row": np.arange(i * size, (i + 1) * size)}) for i in range(n)]
-
-
-def test_cache_drops_the_least_recently_used_row_group() -> None:
-    first, second, third = make_row_groups(3)
-    cache = RowGroupCache(2 * first.nbytes)
-    cache.put(1, (0, 100, 200, 300), 0, first)
-    cache.put(2, (0, 100), 0, second)
-    assert cache.get(1, 0) is first
-    cache.put(1, (0, 100, 200, 300), 2, third)
-    assert cache.get(2, 0) is None
-    assert cache.row_group_starts(2) is None
-    assert cache.get(1, 0) is first
-    assert cache.get(1, 2) is third
-    assert cache.row_group_starts(1) == (0, 100, 200, 300)
 
 
 @examples(30)

@@ -1,6 +1,5 @@
 """The start of a fetch and of a tail: exact to the microsecond, never a negative offset, after deleted messages."""
 
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch import plan as planning
 from lakemq.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow
@@ -53,29 +51,6 @@ def test_bad_times_and_positions_are_refused(mq: Connection, topic: str) -> None
     for wrong in ("soon", 1.0, True, {0: 1.0}, {0: "1"}, {0: None}, {0: [1]}, [0], None):
         with pytest.raises(InvalidRequest, match="is not valid"):
             mq.fetch(topic, start=wrong)
-
-
-def test_search_for_a_time_blocks_no_other_call(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search for a time reads data files. Meanwhile other callers use topics."""
-    mq.publish(topic, pa.table({"value": ["x"], "timestamp": pa.array([AT], pa.timestamp("us", "UTC"))}))
-    steps: list[int] = []
-    look = planning.find_first_at_or_after
-
-    def look_beside(*arguments: Any) -> Any:
-        with ThreadPoolExecutor(1) as pool:
-            steps.append(pool.submit(mq.state).result(10).step)
-        return look(*arguments)
-
-    monkeypatch.setattr(planning, "find_first_at_or_after", look_beside)
-    for search in (
-        lambda: mq.fetch(topic, start=AT),
-        lambda: mq.fetch(topic, end=AT + US),
-        lambda: mq.offsets_for_times(topic, {0: AT}),
-        lambda: next(iter(mq.tail(topic, start=AT))),
-    ):
-        steps.clear()
-        search()
-        assert steps
 
 
 # -- offsets --------------------------------------------------------------------------------------------

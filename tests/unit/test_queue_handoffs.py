@@ -1,7 +1,5 @@
 """Partitions of queue groups that change hands: what each owner gets, and what becomes of open messages."""
 
-import threading
-import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -131,34 +129,6 @@ def test_fenced_member_learns_that_its_acknowledgements_do_not_count(mq: Connect
         with pytest.raises(FencedMemberEpoch):
             first.flush()
         assert [(message.offset, message.delivery_count) for message in take_messages(second, 1)] == [(0, 2)]
-
-
-def test_flush_does_not_wait_for_later_acknowledgements_of_other_threads(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, {0: 5_000})
-    with join_queue_group(mq, group, topic) as consumer:
-        messages = take_messages(consumer, 5_000, max_records=5_000)
-        has_begun, ends = threading.Event(), threading.Event()
-
-        def acknowledge() -> None:
-            for message in messages[1:]:
-                if ends.is_set():
-                    break
-                consumer.ack([message])
-                has_begun.set()
-                time.sleep(0.002)
-
-        consumer.ack([messages[0]])
-        other = threading.Thread(target=acknowledge)
-        other.start()
-        try:
-            assert has_begun.wait(10)
-            consumer.flush(60_000)
-            assert other.is_alive()
-        finally:
-            ends.set()
-            other.join()
-        assert read_deliveries(mq, group, topic)[0][0][0] > 0
 
 
 def test_flush_after_close_raises_for_acknowledgements_that_were_not_answered(

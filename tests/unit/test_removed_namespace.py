@@ -181,18 +181,6 @@ def test_client_says_that_its_namespace_is_gone_and_creates_nothing(tmp_path: Pa
         assert not path.exists()
 
 
-def test_client_names_the_leader_that_does_not_answer(tmp_path: Path) -> None:
-    """It may be unable to write what the request needs, for example to a full disk. Only its log tells."""
-    path = str(tmp_path / "mq")
-    expected = r"The sequencer leader leads and put step \d+ .*its log says more"
-    with (
-        led(path),
-        lakemq.connect(path, config={"request.timeout.ms": 200}) as mq,
-        pytest.raises(RequestTimedOut, match=expected),
-    ):
-        mq.topics.create("u")
-
-
 def test_client_says_that_another_namespace_is_in_its_place(tmp_path: Path) -> None:
     path, other = tmp_path / "mq", tmp_path / "other"
     with lakemq.connect(str(other), create=True) as mq, mq.serving():

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from decided import read_steps
-from unit.served import run_leader, until, values
+from unit.served import run_leader, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -178,15 +178,6 @@ def test_rows_that_ride_since_the_last_pass_have_a_bound(mq: Connection, monkeyp
         publish(mq, *(f"{n}".ljust(600) for n in range(10)))
         assert 4 <= len(data_files(mq)) < 10
         assert [text.strip() for text in values(mq, "t")] == [f"{n}" for n in range(10)]
-
-
-def test_a_pass_is_due_when_many_bytes_ride(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakemq.engine.sequencer.projector.PASS_DUE_BYTES", 2_000)
-    with run_leader(mq):
-        mq.topics.create("t")
-        publish(mq, *("x" * 600 for _ in range(8)))
-        until(lambda: len(data_files(mq)) >= 1)
-        until(lambda: len(read_stored_values(mq)) >= 4)
 
 
 def test_reader_drops_rows_of_steps_that_are_in_a_file(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
-from unit.served import CONFIG, new_name, new_topic, run_sql, until
+from unit.served import CONFIG, new_name, new_topic, until
 from unit.test_group_consumer import RecordingListener, add, list_partitions, member, settle, texts
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.sequencer import sequencer as sequencer_module
-from lakemq.jobs.cli import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -110,28 +107,3 @@ def test_producers_use_the_remaining_partitions_and_no_message_is_lost(mq: Conne
         batch = consumer.poll(timeout_ms=5_000)
         assert texts(batch) == ["again 2.0", "again 2.1", "again 2.2"]
         assert batch.starts[topic, 2] == ends[2]
-
-
-def test_partition_states_are_shown_and_survive_a_restart(tmp_path: Path) -> None:
-    path = str(tmp_path / "mq")
-    with lakemq.connect(path, create=True, config=CONFIG) as mq, mq.serving():
-        mq.topics.create("t", 3)
-        add(mq, "t", {0: 1, 1: 1, 2: 1})
-        mq.consumer("g", assign=["t"]).commit({("t", 1): 0, ("t", 2): 1})
-    result = CliRunner().invoke(app, ["--path", path, "topics", "alter", "t", "--partitions", "1"])
-    assert result.exit_code != 0
-    assert "INVALID_PARTITIONS" in result.stderr
-    result = CliRunner().invoke(app, ["--path", path, "topics", "alter", "t", "--partitions", "1", "--force"])
-    assert result.exit_code == 0, result.stderr
-    with lakemq.connect(path, config=CONFIG) as mq:
-        mq.step_until_idle()
-        states = ["active", "draining", "ended"]
-        assert mq.topics.describe("t").partition_states == states
-        rows = run_sql(
-            mq,
-            "SELECT partition, state FROM partitions p WHERE step = "
-            "(SELECT max(step) FROM partitions WHERE partition = p.partition) ORDER BY partition",
-        )
-        assert rows == list(enumerate(states))
-    result = CliRunner().invoke(app, ["--path", path, "topics", "describe", "t"])
-    assert [line.split()[-1] for line in result.stdout.splitlines() if line.startswith("t ")][-3:] == states

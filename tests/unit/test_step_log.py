@@ -133,21 +133,6 @@ def test_a_new_leader_makes_the_step_durable_that_it_stands_on(disk: Disk, clock
     assert disk.synced == [step_name(1)]
 
 
-def test_a_leader_that_slept_while_steps_were_removed_leads_no_more(disk: Disk, clock: ManualClock) -> None:
-    asleep, awake = make_log(disk, clock), make_log(disk, clock)
-    append(asleep, "early")
-    awake = make_log(disk, clock, 1)
-    for _ in range(5):
-        append(awake, "later")
-    # its next name is free again when it puts: the check afterwards finds that its own step has gone
-    disk.before_put = lambda name: remove_up_to(disk, 4)
-    with pytest.raises(NotLeader, match="removed or replaced"):
-        append(asleep, "too late")
-    disk.before_put = lambda name: None
-    append(awake, "goes on")
-    assert [read_subject(disk, step) for step in (5, 6, 7)] == ["later", "later", "goes on"]
-
-
 def fail(error: OSError) -> Callable[[str], None]:
     def raise_it(name: str) -> None:
         raise error

@@ -291,22 +291,6 @@ def test_an_older_version_of_tls_is_refused(leader: TcpLeader) -> None:
     leader.serve(leader.connect())
 
 
-def test_closed_clients_leave_no_descriptor_and_no_object(leader: TcpLeader) -> None:
-    def count_descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    leader.connect().socket.close()
-    until(lambda: len(leader.lines.table) == 0)
-    descriptors, threads = count_descriptors(), threading.active_count()
-    for number in range(50):
-        leader.connect(f"c{number}").socket.close()
-    until(lambda: len(leader.lines.table) == 0)
-    # A line leaves the table before its socket is closed. What earlier tests left to the garbage collector may go, too.
-    until(lambda: count_descriptors() <= descriptors)
-    assert threading.active_count() <= threads + 3, "there are four threads for proofs, of which one was there"
-    assert leader.files.list("mailbox") == []
-
-
 def open_lines(files: LocalFiles) -> LineServer:
     clock = MovableClock()
     lines = line_opener.open_term_lines(files, "ns", 1, LEASE_MS, clock.steady_ms(), threading.Event(), clock)

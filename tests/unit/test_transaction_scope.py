@@ -1,6 +1,5 @@
 """`with mq.transaction(...)`, and what operators can do with transactions."""
 
-import threading
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -97,26 +96,6 @@ def test_second_block_of_an_id_is_refused_while_the_first_is_open(mq: Connection
     assert values(mq, topic) == ["a", "b"]
     with pytest.raises(IllegalState):
         outer.publish(topic, rows("too late"))
-
-
-def test_threads_share_the_producer_of_an_id(mq: Connection, topic: str):
-    """The threads share a producer, and only one at a time has a transaction open."""
-    begun, errors, lock = threading.Barrier(4), [], threading.Lock()
-
-    def work(number: int) -> None:
-        try:
-            begun.wait()
-            transaction = mq.transaction(f"{topic}-id")
-            with lock, transaction:
-                transaction.publish(topic, rows(str(number)))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert errors == []
-    assert sorted(values(mq, topic)) == ["0", "1", "2", "3"]
 
 
 def test_micro_batch_is_published_once(mq: Connection, topic: str):

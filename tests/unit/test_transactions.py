@@ -248,25 +248,6 @@ def test_unanswered_commit_is_repeated_as_it_was(mq: Connection, producer: Trans
     assert read_committed_offset(mq, f"group-{topic}", other) == 0
 
 
-def test_unanswered_commit_is_repeated_after_its_topic_got_partitions(
-    mq: Connection, topic: str, producer: TransactionalProducer, losing: LostAnswers
-):
-    """The commit was decided and refused, except for its offsets. They must not count twice in the next attempt."""
-    producer.begin_transaction()
-    producer.send(topic, "a")
-    producer.commit_transaction()
-    producer.begin_transaction()
-    producer.send(topic, "b", partition=0)
-    producer.send_offsets_to_transaction({(topic, 0): 1}, f"group-{topic}")
-    mq.topics.alter(topic, partitions=2)
-    losing.armed = True
-    with pytest.raises(RequestTimedOut):
-        producer.commit_transaction()
-    producer.commit_transaction()
-    assert values(mq, topic) == ["a", "b"]
-    assert read_committed_offset(mq, f"group-{topic}", topic) == 1
-
-
 def test_abort_after_an_unanswered_commit_is_refused_if_it_was_decided(
     mq: Connection, topic: str, producer: TransactionalProducer, losing: LostAnswers
 ):

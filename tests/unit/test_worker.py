@@ -443,26 +443,6 @@ def test_an_error_that_is_no_exception_ends_the_worker_and_its_message_goes_back
         assert message.delivery_count == 2
 
 
-def test_a_worker_waits_for_a_sequencer_and_says_so(
-    mq: Connection, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    publish(mq, "a book")
-    handled: list[bytes | None] = []
-    (serving,) = mq._open.serving
-    worker = start(lambda message: handled.append(message.value))
-    wait_for(lambda: handled, "the first message")
-    wait_until_idle(mq, "ship", PATIENCE_S)
-    serving.close()
-    mq_clock = mq._clock
-    assert isinstance(mq_clock, MovableClock)
-    mq_clock.ahead_ms += 60_000
-    wait_for(lambda: worker.error is None, "the worker")
-    with mq.serving():
-        publish(mq, "a pen")
-        wait_for(lambda: len(handled) == 2, "the second message")
-        assert worker.end().acknowledged == 2
-
-
 @pytest.mark.parametrize(
     ("options", "error"),
     [
