@@ -74,10 +74,7 @@ def store_errors(what: str = "A table or file cannot be read or written.") -> It
         raise NewerFormat(str(error)) from error
     except (MissingTable, OlderTable) as error:
         if isinstance(error, MissingTable) and not error.is_needed:
-            raise NamespaceError(
-                f"The namespace lacks a table ({error}): an earlier version made it, or a part was deleted.",
-                expected="admin_log from a leader of this version, or any such table from lakemq fsck --repair",
-            ) from error
+            raise NamespaceError(f"The namespace lacks a table. {error}.") from error
         raise NamespaceError(
             f"The namespace lacks what this LakeMQ needs ({error}): an older version made it, or a part was deleted.",
             expected="a new namespace, or this one from a backup: no command migrates it",
