@@ -74,8 +74,12 @@ def test_versions_take_over_from_each_other_and_serve_each_others_clients(
         json.dumps({"lease.ms": 1000, "project.interval.ms": 50, "final.interval.ms": 200})
     )
 
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # else the folder that the tests run in comes first, with this version
+
     def run(tree: Path, *command: str) -> Process:
         monkeypatch.setenv("PYTHONPATH", str(tree / "src"))
+        where_is_it = [sys.executable, "-c", "import lakemq; print(lakemq.__file__)"]
+        assert subprocess.check_output(where_is_it, text=True).startswith(str(tree / "src"))
         process = Process(*command)
         request.addfinalizer(process.kill)
         return process
