@@ -1,8 +1,10 @@
 """Lines over TCP at the leader: who is believed, and that no client holds up another one or the leader."""
 
 import os
+import selectors
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +29,7 @@ from lakemq.engine.namespace.line_frames import (
     encode_hello,
 )
 from lakemq.engine.sequencer.letters import line_acceptor, line_opener, line_table
+from lakemq.engine.sequencer.letters.line_table import LineListener, LineTable
 from lakemq.engine.sequencer.letters.lines import HELLO_MS, LineServer
 from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
 from lakemq.tables.storage.coordination import sockets
@@ -158,6 +161,23 @@ def test_slow_client_delays_no_other_and_is_closed_after_five_seconds(
     leader.clock.ahead_ms += HELLO_MS + 500
     assert slow.receive() is None
     leader.serve(client, number=2)
+
+
+def test_a_connection_that_ends_before_it_is_accepted_keeps_no_other_out(tmp_path: Path) -> None:
+    context, _ = line_opener.make_tls_context()
+    with sockets.listen_tcp("127.0.0.1", 0) as listening, selectors.DefaultSelector() as selector:
+        listener, clock, address = LineListener(listening, True, context), MovableClock(), listening.getsockname()
+        acceptor = line_acceptor.LineAcceptor([listener], selector, LineTable(clock, lambda: None), clock)
+        hasty = socket.create_connection(address)
+        hasty.send(b"\x16")
+        hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        hasty.close()  # with a reset
+        acceptor.accept(listener)
+        with socket.create_connection(address):
+            assert [key.data for key, _ in selector.select(PATIENCE_S)] == [listener]
+            line = acceptor.accept(listener)
+            assert line is not None
+            line.connection.close()
 
 
 NONSENSE = {

@@ -4,6 +4,7 @@ import hmac
 import logging
 import resource
 import selectors
+import ssl
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +60,8 @@ class LineAcceptor:
         try:
             connection, host = listener.accept()
         except OSError as error:
-            if isinstance(error, BlockingIOError | ConnectionError):
+            # TLS refuses a connection that has ended before it began, and has left bytes behind
+            if isinstance(error, BlockingIOError | ConnectionError | ssl.SSLError):
                 return None
             log.warning("A direct connection could not be accepted: %s", error)
             self._selector.unregister(listener)
