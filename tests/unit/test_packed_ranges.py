@@ -80,3 +80,16 @@ def test_a_packed_range_takes_few_bytes() -> None:
     due_ms = [chance.randrange(365 * 24 * 3600) * 1000 for _ in range(4096)]
     block = pack_ranges([make_range(number, ms) for number, ms in enumerate(due_ms)])
     assert block.size_bytes / block.count < 8
+
+
+def test_a_look_up_decompresses_no_block_that_cannot_have_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are a hundred and fifty blocks for ten million ranges."""
+    ranges, key = PackedRanges(), make_range(500, 0).published.key
+    ranges.blocks += [pack_ranges([make_range(10 * block + row, row) for row in range(10)]) for block in range(40)]
+    decoded: list[int] = []
+    decode_column = packed.decode_column
+    monkeypatch.setattr(
+        packed, "decode_column", lambda column, *of: decoded.append(column.low) or decode_column(column, *of)
+    )
+    assert not ranges.has_any([key])
+    assert len(decoded) <= 5 * 8, "the filter is wrong about one key in seventy"

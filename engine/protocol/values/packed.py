@@ -219,7 +219,9 @@ class Block:
         key.
         """
         maybe = self._may_hold(hashes)
-        rows = self.list_remaining() if maybe.any() else np.empty(0, np.int64)
+        if not maybe.any():  # as of almost all blocks, whose columns stay compressed
+            return np.empty(0, np.int64)
+        rows = self.list_remaining()
         columns = {name: column[maybe] for name, column in zip(KEY, keys, strict=True)}
         for name in _BY_SELECTION:
             rows = rows[np.isin(self._values(name, rows), columns[name])]
