@@ -402,7 +402,15 @@ def test_a_worker_polls_what_its_threads_handle_in_a_quarter_of_a_second(
     done_count: int, elapsed_ms: int, count: int
 ) -> None:
     """At least two messages a thread. Few wait if handlers are slow: they are delivered again after a rebalance."""
-    assert count_ahead(done_count, elapsed_ms, thread_count=8) == count
+    assert count_ahead(done_count, elapsed_ms, thread_count=8, were_idle=False) == count
+
+
+def test_a_worker_polls_more_and_more_while_polls_take_longer_than_its_threads() -> None:
+    """Else it would poll two messages a thread for ever, where a poll takes more than a quarter of a second."""
+    counts = [16]
+    for _ in range(9):
+        counts.append(count_ahead(counts[-1], 300, thread_count=8, were_idle=True))
+    assert counts[-1] == 5_000
 
 
 def test_a_handler_that_does_not_end_after_a_stop_gives_its_message_back(mq: Connection, start: Start) -> None:

@@ -137,9 +137,13 @@ def describe_failure(error: BaseException) -> str:
     return f"{line} ({PurePath(last.filename).name}, line {last.lineno}, in {last.name})"
 
 
-def count_ahead(done_count: int, elapsed_ms: int, thread_count: int) -> int:
-    """Return how many messages to poll: what the threads handle in `_AHEAD_MS`, at the pace since the last poll."""
-    return min(max(2 * thread_count, done_count * _AHEAD_MS // max(elapsed_ms, 1)), _MOST_WAITING)
+def count_ahead(done_count: int, elapsed_ms: int, thread_count: int, were_idle: bool) -> int:
+    """Return how many messages to poll: what the threads handle in `_AHEAD_MS`, at the pace since the last poll.
+
+    were_idle: the threads have waited for messages, so they may be faster: poll at least twice what they have handled.
+    """
+    count = max(2 * thread_count, done_count * _AHEAD_MS // max(elapsed_ms, 1), 2 * done_count if were_idle else 0)
+    return min(count, _MOST_WAITING)
 
 
 class _Slot:
@@ -196,6 +200,8 @@ class HandlerLoop(RebalanceListener):
         self._lanes = Lanes(thread_count, self._stop)
         self._fatal: BaseException | None = None
         self._given_back = self._rejected = self._done_at_poll = 0
+        self._were_idle = False
+        """Whether the threads had nothing to do when the last poll ended."""
         self._nacked: dict[TopicPartition, int] = {}
         """(topic, partition) -> the lowest offset that was given back since the last poll began."""
         self._lost: set[TopicPartition] = set()
@@ -266,7 +272,7 @@ class HandlerLoop(RebalanceListener):
 
     def _count_ahead(self) -> int:
         elapsed_ms = self._clock.steady_ms() - self._polled_ms
-        return count_ahead(self._count_done() - self._done_at_poll, elapsed_ms, len(self._slots))
+        return count_ahead(self._count_done() - self._done_at_poll, elapsed_ms, len(self._slots), self._were_idle)
 
     def _count_done(self) -> int:
         return self._lanes.count_taken() - sum(len(slot.claim) for slot in self._slots)
@@ -286,6 +292,7 @@ class HandlerLoop(RebalanceListener):
             if consumer._lock.is_closed:
                 raise
             return self._keep_up()  # the worker has as many messages as the group lets a member have
+        self._were_idle = self._lanes.is_idle()
         self._watch_handlers()
         if not batch:
             return self._say_wait(batch.waits_for)
