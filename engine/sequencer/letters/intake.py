@@ -93,7 +93,7 @@ LONGEST_PAUSE_MS = 60_000
 """Pauses between two tries at a letter that cannot be read, answered or deleted. Each is twice the one before."""
 
 MAX_ANSWER_TRIES = 6
-"""Tries to write an answer: a minute in all, longer than a client waits by default."""
+"""Tries to write an answer: half a minute in all, longer than a client waits by default."""
 
 _REQUEST_BYTES = 1 << 10
 """About the memory that a request takes with its decision and answer, however short it is."""
