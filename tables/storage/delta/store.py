@@ -226,10 +226,6 @@ class TableHandle:
         """Delta's id of the table, which changes if the table is dropped and recreated."""
         return str(self._table.metadata().id)
 
-    def properties(self) -> Mapping[str, str]:
-        """Return the table's properties."""
-        return self._store.properties(self.spec)
-
     def reopen(self) -> None:
         """Load the newest version. A handle gets slower with every commit since its checkpoint.
 
@@ -457,21 +453,16 @@ class Store:
         if not isinstance(files, LocalFiles):
             self._options = {**DELTA_DEFAULTS, **self._options}
         self.filesystem = arrow_filesystem(files)
-        self._properties: dict[str, Mapping[str, str]] = {}
 
     def uri(self, spec: TableSpec) -> str:
         return self.files.uri(spec.name)
 
-    def create(self, spec: TableSpec, properties: Mapping[str, str] | None = None) -> None:
-        """Create the empty table unless it exists. Raises OSError if the store refuses.
-
-        properties: table properties in addition to the spec's. An existing table keeps its own.
-        """
+    def create(self, spec: TableSpec) -> None:
+        """Create the empty table unless it exists. Raises OSError if the store refuses."""
         log = DeltaLog(self.files, spec.name)
         if not log.has_versions():
-            configuration = {**spec.configuration, **(properties or {})}
             with suppress(CommitConflict):  # another process has created it meanwhile
-                log.put_entry(0, encode_creation(spec, configuration, read_clock_ms()))
+                log.put_entry(0, encode_creation(spec, read_clock_ms()))
         # also for an existing table: its creator may have been killed before this
         if log.identity(0) is not None:
             log.sync_commit(0)
@@ -497,12 +488,6 @@ class Store:
             if cause is not None:
                 raise
             raise OSError(text) from None
-
-    def properties(self, spec: TableSpec) -> Mapping[str, str]:
-        """Return the table's properties. They are read once, because LakeMQ never changes them."""
-        if spec.name not in self._properties:
-            self._properties[spec.name] = self._load(spec)[2]
-        return self._properties[spec.name]
 
     def exists(self, spec: TableSpec) -> bool:
         """Return whether the table is there. Raises OSError: the store failed."""
