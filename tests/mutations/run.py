@@ -54,7 +54,6 @@ QUICK = ("tests/golden", "-k", "story")
 THOROUGH = (
     "tests/unit/test_group_bounds.py",
     "tests/unit/test_group_history.py",
-    "tests/unit/test_redriven_segments.py",
     "tests/stateful/test_groups.py",
     "tests/stateful/test_queues.py",
     "tests/unit/test_protocol_projection.py",
