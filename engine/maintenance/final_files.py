@@ -257,13 +257,20 @@ def _find_due_steps(chosen: pa.Table, segments: pa.Table) -> Iterator[int]:
     of that end may be after the last stable offset, so `segments` has all of the topic.
     """
     markers = segments.filter(pc.field("first_offset").is_valid()).sort_by("first_offset")
-    for number in pc.unique(chosen.column("partition")).to_pylist():
-        of_partition = pc.field("partition") == number
-        ends = markers.filter(of_partition)
-        step, base = (chosen.filter(of_partition).column(name).to_numpy() for name in ("step", "base_offset"))
-        last_ends = np.maximum.accumulate(np.append(0, ends.column("step").to_numpy()))
-        begun = np.searchsorted(ends.column("first_offset").to_numpy(), base, "right")
-        yield int(np.maximum(step, last_ends[begun]).min())
+    marked, first, ended = (markers.column(name).to_numpy() for name in ("partition", "first_offset", "step"))
+    partition, base, step = (chosen.column(name).to_numpy() for name in ("partition", "base_offset", "step"))
+    ends = {marked[rows[0]]: rows for rows in _split_by_value(marked)}
+    for rows in _split_by_value(partition):
+        of_partition = ends.get(partition[rows[0]], rows[:0])
+        last_ends = np.maximum.accumulate(np.append(0, ended[of_partition]))
+        begun = np.searchsorted(first[of_partition], base[rows], "right")
+        yield int(np.maximum(step[rows], last_ends[begun]).min())
+
+
+def _split_by_value(values: Numbers) -> Iterator[Numbers]:
+    """Yield the indices of each value, in their order. A topic may have 100,000 partitions."""
+    order = np.argsort(values, kind="stable")
+    return filter(len, np.split(order, np.flatnonzero(np.diff(values[order])) + 1))
 
 
 def _choose_segments(topic: Topic, segments: pa.Table) -> pa.Table:
@@ -276,8 +283,9 @@ def _choose_segments(topic: Topic, segments: pa.Table) -> pa.Table:
     partition, base, last = (segments.column(name).to_numpy() for name in ("partition", "base_offset", "last_offset"))
     is_message, ended_as = _find_outcomes(segments)
     chosen = np.zeros(segments.num_rows, np.bool_)
-    for number in np.unique(partition).tolist():
-        rows = np.flatnonzero((partition == number) & (last >= finals[number]))
+    for rows in _split_by_value(partition):
+        number = partition[rows[0]]
+        rows = rows[last[rows] >= finals[number]]
         if len(rows):
             follows = np.concatenate([[base[rows[0]] <= finals[number]], base[rows][1:] == last[rows][:-1] + 1])
             goes = follows & (last[rows] < stable[number]) & (ended_as[rows] != None)  # noqa: E711
