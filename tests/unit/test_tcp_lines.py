@@ -1,15 +1,21 @@
 """Lines over TCP at the leader: who is believed, and that no client holds up another one or the leader."""
 
+import _ssl
+import ctypes
+import fcntl
 import os
 import selectors
 import socket
 import ssl
 import struct
+import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,8 +34,8 @@ from lakemq.engine.namespace.line_frames import (
     decode_address,
     encode_hello,
 )
-from lakemq.engine.sequencer.letters import line_acceptor, line_opener, line_table
-from lakemq.engine.sequencer.letters.line_table import LineListener, LineTable
+from lakemq.engine.sequencer.letters import line_acceptor, line_opener, line_table, lines
+from lakemq.engine.sequencer.letters.line_table import MAX_HANDSHAKE_BYTES, LineListener, LineTable
 from lakemq.engine.sequencer.letters.lines import HELLO_MS, LineServer
 from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
 from lakemq.tables.storage.coordination import sockets
@@ -194,6 +200,68 @@ def test_nonsense_in_place_of_tls_closes_its_line_and_no_other(leader: TcpLeader
     while frame_bytes := hostile.socket.recv(4096):
         assert frame_bytes[0] == 0x15, "only TLS's alert"
     leader.serve(client)
+
+
+def test_a_handshake_without_an_end_is_bounded(leader: TcpLeader) -> None:
+    """A hello of TLS that says it has 120 KiB, which OpenSSL alone would wait for."""
+    client, hostile = leader.connect(), leader.connect_without_tls()
+    hostile.socket.settimeout(HELLO_MS / 2000)
+    record = b"\x01" + (120 << 10).to_bytes(3, "big") + bytes(16_000)
+    with suppress(ConnectionError):
+        for _ in range(MAX_HANDSHAKE_BYTES // 16_000 + 1):
+            hostile.send(b"\x16\x03\x01" + struct.pack(">H", len(record)) + record)
+            record = bytes(16_000)
+    assert hostile.receive() is None
+    leader.serve(client)
+
+
+def make_key_updates(hostile: socket.socket, count: int) -> bytes:
+    """Shake hands, and return records that change keys: they hold nothing for the line. Python has no call for it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls: Any = context.wrap_bio(incoming, outgoing)
+    while True:
+        with suppress(ssl.SSLWantReadError):
+            tls.do_handshake()
+            break
+        hostile.sendall(outgoing.read())
+        incoming.write(hostile.recv(1 << 16))
+    # behind the head of the object and its reference to a socket
+    pointer = ctypes.c_void_p.from_address(id(tls._sslobj) + object.__basicsize__ + ctypes.sizeof(ctypes.c_void_p))
+    openssl = ctypes.CDLL(_ssl.__file__)
+    for _ in range(count):
+        assert openssl.SSL_key_update(pointer, 0) == 1
+        assert openssl.SSL_do_handshake(pointer) == 1
+    return outgoing.read()
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_stranger_that_changes_its_keys_without_end_holds_up_no_line(
+    leader: TcpLeader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL alone would go on as long as bytes come."""
+    monkeypatch.setattr(lines, "_RECEIVED_BYTES", 1 << 14)
+    monkeypatch.setattr(lines, "HELLO_MS", 1000 * PATIENCE_S)  # to make the flood takes seconds
+    client, hostile = leader.connect(), leader.connect_without_tls().socket
+    flood = make_key_updates(hostile, 100_000)
+
+    def send_flood() -> None:
+        with suppress(OSError):
+            hostile.sendall(flood)
+
+    def count_untaken() -> int:
+        """Return how many bytes of the flood have no room yet at the leader."""
+        return int.from_bytes(fcntl.ioctl(hostile, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+    sender = threading.Thread(target=send_flood)
+    sender.start()
+    until(lambda: count_untaken() > 0)
+    leader.serve(client)
+    assert count_untaken() > 0
+    leader.lines.close()
+    sender.join(PATIENCE_S)
 
 
 @pytest.mark.slow

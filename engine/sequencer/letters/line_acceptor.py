@@ -4,7 +4,6 @@ import hmac
 import logging
 import resource
 import selectors
-import ssl
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -60,8 +59,7 @@ class LineAcceptor:
         try:
             connection, host = listener.accept()
         except OSError as error:
-            # TLS refuses a connection that has ended before it began, and has left bytes behind
-            if isinstance(error, BlockingIOError | ConnectionError | ssl.SSLError):
+            if isinstance(error, BlockingIOError | ConnectionError):
                 return None
             log.warning("A direct connection could not be accepted: %s", error)
             self._selector.unregister(listener)

@@ -33,11 +33,17 @@ from ...namespace.line_frames import MAX_FRAME_BYTES, MAX_GREETING_BYTES, BadFra
 
 # Sockets of lines as a leader uses them: without waiting, with TLS or without.
 #
-# A handshake is a few reads among those of other lines, and a slow one holds up no other client.
+# TLS is computed in memory, between the socket and the line. So a handshake is a few reads among those of other lines,
+# and a slow one holds up no other client.
+# OpenSSL on the socket itself would read on for as long as a client sends what holds nothing for the line, such as
+# changes of its keys.
 
 
+MAX_HANDSHAKE_BYTES = 64 << 10
+"""Bytes that a client may send before the handshake has ended. A usual one takes two thousand."""
 _CHUNK_BYTES = 64 << 10
-"""More than a record of TLS has, so that a read leaves nothing of a record behind, of which no event would tell."""
+_MAX_UNSENT_BYTES = 256 << 10
+"""Bytes that wait in TLS for the client: a chunk of an answer, and what TLS itself has to say."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +69,11 @@ class LineListener:
             connection.setblocking(False)
             if self.is_tcp:
                 sockets.configure(connection)
-            host = str(address[0]) if self.is_tcp else ""
-            return (connection, host) if self.context is None else (TlsConnection(connection, self.context), host)
         except BaseException:
             connection.close()
             raise
+        host = str(address[0]) if self.is_tcp else ""
+        return (connection, host) if self.context is None else (TlsConnection(connection, self.context), host)
 
 
 class TlsConnection:
@@ -78,35 +84,83 @@ class TlsConnection:
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext) -> None:
         """connection: a socket that does not block."""
-        self._lock, self._is_open = threading.Lock(), False
-        self._tls = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        self.fileno, self.detach, self.close = self._tls.fileno, self._tls.detach, self._tls.close
+        self._connection, self._lock = connection, threading.Lock()
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._is_open, self._handshake_bytes = False, 0
+        self._unsent, self._unsent_for = bytearray(), 0
+        """Encrypted bytes, and of how many bytes of the line they are the last ones."""
 
     def recv(self, size: int, /) -> bytes:
-        """Return what has arrived, decrypted. size: bytes after which no more is read."""
-        data = bytearray()
-        with self._lock, suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            if not self._is_open:
-                self._tls.do_handshake()
-                self._is_open = True
-            while len(data) < size:
-                if not (chunk := self._tls.recv(_CHUNK_BYTES)):
-                    return bytes(data)
-                data += chunk
-        if not data:
-            raise BlockingIOError  # a part of a record, or nothing for the line
-        return bytes(data)
+        """Return all that has arrived, decrypted. size: most bytes that are taken from the socket."""
+        with self._lock:
+            data = self._connection.recv(size)
+            if not data:
+                return b""
+            self._incoming.write(data)
+            try:
+                if not self._is_open:
+                    self._shake_hands(len(data))
+                return self._decrypt()
+            finally:  # also the alert that says why TLS has failed
+                self._collect()
+                with suppress(BlockingIOError):
+                    self._flush()
 
     def send(self, data: bytes | bytearray, /) -> int:
-        """Send a chunk of the data. What was not sent must be given again, as OpenSSL has begun to encrypt it."""
+        """Send a chunk of the data. A chunk counts as sent when the system has all of its encrypted bytes."""
         with self._lock:
-            try:
-                return self._tls.send(data[:_CHUNK_BYTES])
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                raise BlockingIOError from None
+            if not self._unsent_for:
+                chunk = bytes(data[:_CHUNK_BYTES])
+                self._tls.write(chunk)
+                self._unsent_for = len(chunk)
+                self._collect()
+            self._flush()
+            sent, self._unsent_for = self._unsent_for, 0
+            return sent
 
     def shutdown(self, how: int, /) -> None:
-        socket.socket.shutdown(self._tls, how)  # not that of TLS, by which another thread would read encrypted bytes
+        self._connection.shutdown(how)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def detach(self) -> int:
+        return self._connection.detach()
+
+    def _shake_hands(self, size: int) -> None:
+        self._handshake_bytes += size
+        if self._handshake_bytes > MAX_HANDSHAKE_BYTES:
+            raise ConnectionError(f"the handshake has more than {MAX_HANDSHAKE_BYTES} bytes")
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            raise BlockingIOError from None
+        self._is_open = True
+
+    def _decrypt(self) -> bytes:
+        data = bytearray()
+        try:
+            while chunk := self._tls.read(_CHUNK_BYTES):
+                data += chunk
+        except ssl.SSLWantReadError:
+            if not data:
+                raise BlockingIOError from None  # a part of a record, or nothing for the line
+        except ssl.SSLZeroReturnError:  # the client has ended TLS
+            pass
+        return bytes(data)
+
+    def _collect(self) -> None:
+        self._unsent += self._outgoing.read()
+        if len(self._unsent) > _MAX_UNSENT_BYTES:
+            raise ConnectionError(f"more than {_MAX_UNSENT_BYTES} bytes wait for the client")
+
+    def _flush(self) -> None:
+        while self._unsent:
+            del self._unsent[: self._connection.send(self._unsent)]
 
 
 LineConnection: TypeAlias = socket.socket | TlsConnection
