@@ -165,7 +165,7 @@ def check_tables(mq: Connection) -> Finding:
         except NotATable as error:
             wrong.append(one_line(str(error)))
             is_made_again = isinstance(error, MissingTable) and not error.is_needed
-            advice.append("let a leader or a repair make it" if is_made_again else _ONLY_A_BACKUP)
+            advice.append("make it with lakemq fsck --repair" if is_made_again else _ONLY_A_BACKUP)
     if wrong:
         return Finding("namespace", False, "; ".join(wrong), _sentence(advice))
     return Finding("namespace", True, f"{mq.namespace.path}: {len(TABLES)} tables, schema version {SCHEMA_VERSION}")

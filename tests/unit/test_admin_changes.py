@@ -143,7 +143,7 @@ def test_a_namespace_that_was_made_without_the_table_is_refused_until_a_leader_h
     with lakemq.connect(str(path), create=True):
         shutil.rmtree(path / ADMIN_LOG.name)
     with lakemq.connect(str(path)) as mq:
-        with pytest.raises(NamespaceError, match="A leader of this version makes admin_log"):
+        with pytest.raises(NamespaceError, match="and a leader where an earlier version has made the namespace"):
             mq.sql("SELECT * FROM admin_changes")
         with mq.serving():
             mq.topics.create("t")

@@ -40,7 +40,8 @@ from lakemq.engine.protocol.values.clients import Client, Letter
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteTopic
-from lakemq.engine.sequencer.letters.answers import UNFETCHED_MS, Answers
+from lakemq.engine.sequencer.letters import answers
+from lakemq.engine.sequencer.letters.answers import SWEEP_MS, UNFETCHED_MS, Answers
 from lakemq.engine.sequencer.letters.intake import LONGEST_PAUSE_MS, MAX_ANSWER_TRIES, Intake
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
@@ -289,6 +290,16 @@ def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter, caplog:
     with caplog.at_level(logging.WARNING):
         assert counter.sweep() == ["known", "new", "stuck"]
     assert len(caplog.records) == 1
+
+
+def test_a_sweep_goes_on_where_the_last_one_has_ended(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MAX_SWEPT", 1)
+    counter.ask("new", "old")
+    counter.state.clients.clear()
+    counter.grow_old("old")
+    assert counter.sweep() == ["new", "old"]
+    counter.clock.sleep(SWEEP_MS)
+    assert counter.sweep() == ["new"]
 
 
 # -- Repeated attempts: once an attempt got no answer, no error claims that nothing was sent -------------

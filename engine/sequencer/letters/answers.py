@@ -5,6 +5,7 @@ The steps have the truth, so an answer that cannot be written stops no step. Row
 
 import logging
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from typing import Any
@@ -52,6 +53,8 @@ class Answers:
         self._mailbox, self._intake, self._clock = mailbox, intake, clock
         self._executor, self._crash_point = executor, crash_point
         self._sweep_at_ms = clock.steady_ms()
+        self._swept_to = ""
+        """The last client that a sweep has looked at. The next one goes on after it."""
 
     def send(
         self,
@@ -111,9 +114,10 @@ class Answers:
     def _sweep(self, known_clients: set[str]) -> None:
         failed: OSError | None = None
         try:
-            unknown = [
-                client_id for client_id in self._mailbox.list_answered_clients() if client_id not in known_clients
-            ][:MAX_SWEPT]
+            unknown = sorted(set(self._mailbox.list_answered_clients()) - known_clients)
+            at = bisect_right(unknown, self._swept_to)
+            unknown = (unknown[at:] + unknown[:at])[:MAX_SWEPT]
+            self._swept_to = unknown[-1] if unknown else ""
             now_ms = self._mailbox.store_time_ms() if unknown else 0
             for client_id in unknown:
                 if now_ms - (self._mailbox.last_answer_ms(client_id) or 0) > UNFETCHED_MS:

@@ -204,7 +204,7 @@ class MissingTable(NotATable):
     """There is no table of this name, though a namespace of this version has one."""
 
     def __init__(self, spec: TableSpec) -> None:
-        cure = ". A leader of this version makes admin_log, and lakemq fsck --repair any table that no decision needs"
+        cure = ". lakemq fsck --repair makes it, and a leader where an earlier version has made the namespace"
         super().__init__(f"{spec.name}: there is no such table{'' if spec.is_needed else cure}")
         self.is_needed = spec.is_needed
 
