@@ -150,6 +150,8 @@ def test_dead_letter_keeps_its_timestamp_until_it_returns_to_a_log_append_time_t
 @pytest.mark.extended
 def test_redriven_and_purged_dead_letters_are_not_listed(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
+    mq.topics.create(f"{topic}.dlq", 1)
+    mq.publish(f"{topic}.dlq", pa.table({"value": ["x", "y"]}), ttl_ms=0)  # those of others expire, and shift no cause
     dead = reject_all(mq, topic, ["a", "b", "c", "d"], group)
     of_all = DeadLetterCount(dead, group, "rejected", topic, 4)
     assert mq.dead_letters.counts(dead) == [of_all]

@@ -429,6 +429,14 @@ def test_producer_without_a_flush_keeps_no_batches(mq: Connection, topic: str):
     assert flushed.spans == {(topic, 0): (0, 29, 30)}
 
 
+def test_closed_producer_refuses_every_call(mq: Connection, topic: str):
+    producer = mq.producer(new_name("id"))
+    producer.close()
+    for call in (lambda: producer.send(topic, "a"), producer.flush, producer.begin_transaction):
+        with pytest.raises(IllegalState, match="closed"):
+            call()
+
+
 def test_forked_child_is_refused_by_its_parents_producer(mq: Connection, topic: str):
     with mq.producer(new_name("id")) as transactional, mq.producer(linger_ms=60_000) as producer:
         future = producer.send(topic, "a")

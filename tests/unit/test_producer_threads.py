@@ -26,6 +26,7 @@ from lakemq.errors import (
     LakeMQError,
     RequestTimedOut,
     TransactionAborted,
+    UnknownServerError,
     UnknownTopicOrPartition,
 )
 
@@ -249,6 +250,22 @@ def test_leaving_a_transaction_waits_for_publishes_of_other_threads(mq: Connecti
             with pytest.raises(IllegalState):
                 call()
     assert values(mq, topic) == ["a"]
+
+
+def test_failed_sender_thread_fails_its_records_and_refuses_more(
+    mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    producer = mq.producer(linger_ms=0)
+
+    def settle(_: Any) -> None:
+        monkeypatch.undo()
+        raise MemoryError
+
+    monkeypatch.setattr(producer._settler, "settle", settle)
+    assert isinstance(producer.send(topic, "a").exception(60), UnknownServerError)
+    with pytest.raises(IllegalState, match="closed"):
+        producer.send(topic, "b")
+    producer.close()
 
 
 # -- callbacks and interrupts ---------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_only_messages_of_the_member_can_be_acknowledged(mq: Connection, topic: 
         consumer.flush()
         with pytest.raises(FencedMemberEpoch, match=f"{topic}-7"):
             consumer.ack(first._replace(partition=7))
-        for nonsense in (5, None, "message", [1], {"a": 1}):
+        for nonsense in (5, None, "message", [1], {"a": 1}, first._replace(offset="x")):
             with pytest.raises(InvalidRequest):
                 consumer.ack(nonsense)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest):

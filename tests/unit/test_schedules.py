@@ -232,6 +232,21 @@ def test_a_name_that_is_a_folder_of_time_zones_is_refused(mq: Harness) -> None:
     assert mq.refused(CreateSchedule("c", "t", "0 * * * *", "Europe")).error == InvalidSchedule.name
 
 
+def test_an_occurrence_that_fails_unexpectedly_pauses_its_schedule_and_no_other(
+    mq: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide, failures = schedules.decide_produce, [ZeroDivisionError("defect")]
+
+    def fail_once(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return decide(*arguments)
+
+    monkeypatch.setattr(schedules, "decide_produce", fail_once)
+    mq.now_ms += HOUR_MS
+    assert mq.recur() == ["schedule_paused", "occurrence_decided"]
+
+
 def test_there_are_at_most_ten_thousand_schedules(mq: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "MAX_SCHEDULES", 2)
     refusal = mq.refused(CreateSchedule("c", "t", "0 * * * *"))
