@@ -23,10 +23,11 @@ from finals import (
     read_from_final_files,
 )
 from protocol_harness import Harness
+from unit.browsing import open_browser
 from unit.served import until, wait_for_files
 
 import lakemq
-from lakemq import Connection
+from lakemq import Connection, Message
 from lakemq.engine.maintenance import final_files, final_table
 from lakemq.engine.maintenance.final_files import STALE_MS, FinalFileWriter, measure_final_lag_ms
 from lakemq.engine.maintenance.final_table import count_missing_files
@@ -113,18 +114,10 @@ def write_final_files(mq: Connection) -> list[RangesWritten]:
 
 
 def test_file_with_names_of_headers_that_are_not_utf_8_holds_up_its_topic_alone(tmp_path: Path) -> None:
-    def spoil(body: pa.Table) -> pa.Table:
-        name = pa.array([b"\xff"], pa.binary()).view(pa.string())
-        headers = pa.StructArray.from_arrays([name, pa.array([b"v"])], fields=list(HEADERS.value_type))
-        column = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), headers).cast(HEADERS)
-        return body.set_column(body.schema.get_field_index("headers"), body.schema.field("headers"), column)
-
     with serve(tmp_path / "mq", settings={"project.interval.ms": 20}) as mq:
         for topic in ("a", "b"):
             mq.topics.create(topic)
-        rows = rows_to_table([FewRows(["a"], [0], [None], [b"1"], [now_us()])])
-        written = write_data_file(mq.namespace.files, new_file_id(), spoil(rows))
-        publish_unchecked(mq, "a", None, DataFile(*written))
+        publish_bad_name_of_header(mq, "a")
         mq.publish("b", pa.table({"value": ["2"]}))
         assert {written.topic_id for written in write_final_files(mq)} == {mq.state().topic("b").topic_id}
 
@@ -139,6 +132,37 @@ def test_message_with_a_time_outside_of_the_calendar_becomes_final_and_is_read(
     until(lambda: are_all_final(mq))
     assert read_final_messages(mq).column("timestamp").cast(pa.int64()).to_pylist() == [time_us]
     assert [message.timestamp for message in mq.fetch("a")] == [shown.replace(tzinfo=UTC)]
+    assert mq.fetch("a").to_arrow().column("timestamp").to_pylist() == [shown.replace(tzinfo=UTC)]
+    assert f"{shown.year:04}-" in show_in_console(mq, "a")
+
+
+def test_name_of_a_header_that_is_not_utf_8_is_shown_with_a_replacement_character(mq: Connection) -> None:
+    mq.topics.create("a")
+    publish_bad_name_of_header(mq, "a")
+    assert [message.headers for message in mq.fetch("a")] == [(("\ufffd", b"v"),)]
+    with mq.consumer("g", topics=["a"], auto_offset_reset="earliest") as consumer:
+        polled: list[Message] = []
+        until(lambda: polled.extend(consumer.poll(timeout_ms=100)) or bool(polled))
+    assert [message.headers for message in polled] == [(("\ufffd", b"v"),)]
+    assert "\ufffd" in show_in_console(mq, "a")
+
+
+def show_in_console(mq: Connection, topic: str) -> str:
+    """Return the page of the first message of a topic. Check that the topic has its other pages."""
+    with open_browser(mq, next(iter(mq._open.serving))) as browser:
+        for path in ("/messages", "/tail"):
+            browser.get(path, topic=topic)
+        return browser.get("/message", topic=topic, partition=0, offset=0)
+
+
+def publish_bad_name_of_header(mq: Connection, topic: str) -> None:
+    body = rows_to_table([FewRows([topic], [0], [None], [b"1"], [now_us()])])
+    name = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    headers = pa.StructArray.from_arrays([name, pa.array([b"v"])], fields=list(HEADERS.value_type))
+    column = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), headers).cast(HEADERS)
+    body = body.set_column(body.schema.get_field_index("headers"), body.schema.field("headers"), column)
+    written = write_data_file(mq.namespace.files, new_file_id(), body)
+    publish_unchecked(mq, topic, None, DataFile(*written))
 
 
 def publish_unchecked(mq: Connection, topic: str, rows: FewRows | None, *files: DataFile) -> None:

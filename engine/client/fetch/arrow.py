@@ -5,6 +5,7 @@ Rows of docs/architecture.md: fetch 5.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
@@ -97,7 +98,10 @@ def _index_messages(sources: Sequence[RangeRows], plan: FetchPlan) -> tuple[pa.T
 def _build_messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.Table:
     """Return the messages (FETCHED) that are shown. rows: of these segments of the plan, in order."""
     counts = segments.column("record_count").to_numpy()
-    timestamps, timestamp_types = rows.column("timestamp"), np.zeros(rows.num_rows, np.int32)
+    # A publisher may say a time in its request, and write one that Python lacks. Its message must be readable, too.
+    times = rows.column("timestamp").cast(pa.timestamp("us"))
+    timestamps = pc.max_element_wise(pc.min_element_wise(times, datetime.max), datetime.min).cast(TIME)
+    timestamp_types = np.zeros(rows.num_rows, np.int32)
     if segments.column("append_time_ms").null_count < segments.num_rows:
         append_times = np.repeat(segments.column("append_time_ms").fill_null(_NO_TIME).to_numpy(), counts)
         has_append_time = append_times != _NO_TIME

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lakemq.tables.storage.native_calls import NATIVE_CALLS
 
@@ -286,9 +285,7 @@ def _iterate_rows(batch: pa.RecordBatch) -> Iterator[Row]:
     headers = columns.pop("headers")
     # Messages that were published together have the same time, so convert each distinct time once.
     times = columns["timestamp"].cast(pa.timestamp("us")).dictionary_encode()
-    # A publisher may say a time in its request, and write one that Python lacks. Consumers must pass its message, too.
-    clamped = pc.max_element_wise(pc.min_element_wise(times.dictionary, datetime.max), datetime.min)
-    distinct = [time.replace(tzinfo=UTC) for time in clamped.to_numpy(zero_copy_only=False).tolist()]
+    distinct = [time.replace(tzinfo=UTC) for time in times.dictionary.to_numpy(zero_copy_only=False).tolist()]
     return zip(
         columns["topic"].to_pylist(),
         columns["partition"].to_pylist(),

@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -122,6 +123,7 @@ class FetchPlan:
 _SHOWN = ["key", "value", "timestamp", "headers"]
 _TTL = "ttl_ms"
 _FILES_AT_ONCE = 16
+_HEADERS_IN_BYTES = pa.list_(pa.struct({"key": pa.binary(), "value": pa.binary()}))
 
 Numbers = npt.NDArray[np.int64]
 
@@ -278,15 +280,29 @@ def _read_from_file(
         starts = np.cumsum([0, *counts])
         needed = _find_row_groups(starts, ranges)
         if cache is None:
-            table = file.read_row_groups(needed, columns=columns)
+            table = _repair_names(file.read_row_groups(needed, columns=columns))
         else:
             # Read the groups one by one. A slice of a table of several would keep all of them in memory.
             for group in needed:
                 if group not in groups:
-                    groups[group] = file.read_row_group(group, columns=columns)
+                    groups[group] = _repair_names(file.read_row_group(group, columns=columns))
                     cache.put(file_id, tuple(starts.tolist()), group, groups[group])
             table = pa.concat_tables([groups[group] for group in needed])
     return _locate(table, starts, needed, ranges)
+
+
+def _repair_names(rows: pa.Table) -> pa.Table:
+    """Return the rows with U+FFFD in names of headers for bytes that are not UTF-8, as Kafka's client in Java does."""
+    headers = rows.column("headers")
+    try:
+        headers.validate(full=True)
+        return rows
+    except pa.ArrowInvalid:  # nothing has checked what a publisher writes to a file
+        lists = headers.cast(_HEADERS_IN_BYTES).to_pylist()
+    for header in chain.from_iterable(filter(None, lists)):
+        header["key"] = header["key"] and header["key"].decode(errors="replace")
+    index = rows.column_names.index("headers")
+    return rows.set_column(index, rows.schema.field(index), pa.array(lists, headers.type))
 
 
 def _find_row_groups(starts: Numbers, ranges: _FileRanges) -> list[int]:
