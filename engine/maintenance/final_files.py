@@ -462,13 +462,15 @@ def _find_groups(firsts: Numbers, row: int, count: int) -> range:
 
 
 def _decode(part: pa.Table) -> pa.Table:
-    """Return the rows without dictionaries. Raises ArrowInvalid: the name of a header is not UTF-8.
+    """Return the rows without dictionaries. Raises ArrowInvalid: a name of a header is not UTF-8, or a time is missing.
 
     Many readers then refuse the whole table, and nothing has checked what publishers write to files.
     """
     schema = pa.schema([FILE_SCHEMA.field(name) for name in _BODY])
     rows = part.select(_BODY).cast(schema)
     rows.column("headers").validate(full=True)
+    if rows.column("timestamp").null_count:
+        raise pa.ArrowInvalid("a message has no timestamp")
     return rows
 
 

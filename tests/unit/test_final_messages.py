@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from operator import itemgetter
@@ -33,7 +34,7 @@ from lakemq.engine.maintenance.final_files import STALE_MS, FinalFileWriter, mea
 from lakemq.engine.maintenance.final_table import count_missing_files
 from lakemq.engine.maintenance.retention import measure_sizes, read_live_state
 from lakemq.engine.namespace.crash import nowhere
-from lakemq.engine.namespace.data_file import new_file_id, write_data_file
+from lakemq.engine.namespace.data_file import new_data_file, new_file_id, read_file_facts
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.codec.few_rows import FewRows, rows_to_table
 from lakemq.engine.protocol.values.log import DataFile, FinalFile, FinalRange, Produce, Ranges, RangesWritten
@@ -43,6 +44,7 @@ from lakemq.jobs.audit import audit
 from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.tables import views
 from lakemq.tables.specs.messages import FINAL_FILES, FINAL_MESSAGES, HEADERS
+from lakemq.tables.specs.spec import TIME
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.object_stores.files import LocalFiles
@@ -113,11 +115,25 @@ def write_final_files(mq: Connection) -> list[RangesWritten]:
     return written
 
 
-def test_file_with_names_of_headers_that_are_not_utf_8_holds_up_its_topic_alone(tmp_path: Path) -> None:
+Spoil = Callable[[], tuple[str, pa.Array]]
+
+
+def spoil_names_of_headers() -> tuple[str, pa.Array]:
+    name = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    headers = pa.StructArray.from_arrays([name, pa.array([b"v"])], fields=list(HEADERS.value_type))
+    return "headers", pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), headers).cast(HEADERS)
+
+
+def spoil_times() -> tuple[str, pa.Array]:
+    return "timestamp", pa.nulls(1, TIME)
+
+
+@pytest.mark.parametrize("spoil", [spoil_names_of_headers, spoil_times])
+def test_file_that_no_publisher_of_lakemq_writes_holds_up_its_topic_alone(tmp_path: Path, spoil: Spoil) -> None:
     with serve(tmp_path / "mq", settings={"project.interval.ms": 20}) as mq:
         for topic in ("a", "b"):
             mq.topics.create(topic)
-        publish_bad_name_of_header(mq, "a")
+        publish_spoiled(mq, "a", spoil)
         mq.publish("b", pa.table({"value": ["2"]}))
         assert {written.topic_id for written in write_final_files(mq)} == {mq.state().topic("b").topic_id}
 
@@ -138,7 +154,7 @@ def test_message_with_a_time_outside_of_the_calendar_becomes_final_and_is_read(
 
 def test_name_of_a_header_that_is_not_utf_8_is_shown_with_a_replacement_character(mq: Connection) -> None:
     mq.topics.create("a")
-    publish_bad_name_of_header(mq, "a")
+    publish_spoiled(mq, "a", spoil_names_of_headers)
     assert [message.headers for message in mq.fetch("a")] == [(("\ufffd", b"v"),)]
     with mq.consumer("g", topics=["a"], auto_offset_reset="earliest") as consumer:
         polled: list[Message] = []
@@ -155,14 +171,18 @@ def show_in_console(mq: Connection, topic: str) -> str:
         return browser.get("/message", topic=topic, partition=0, offset=0)
 
 
-def publish_bad_name_of_header(mq: Connection, topic: str) -> None:
+def publish_spoiled(mq: Connection, topic: str, spoil: Spoil) -> None:
+    """Publish one row in a file that has another column."""
     body = rows_to_table([FewRows([topic], [0], [None], [b"1"], [now_us()])])
-    name = pa.array([b"\xff"], pa.binary()).view(pa.string())
-    headers = pa.StructArray.from_arrays([name, pa.array([b"v"])], fields=list(HEADERS.value_type))
-    column = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), headers).cast(HEADERS)
-    body = body.set_column(body.schema.get_field_index("headers"), body.schema.field("headers"), column)
-    written = write_data_file(mq.namespace.files, new_file_id(), body)
-    publish_unchecked(mq, topic, None, DataFile(*written))
+    name, column = spoil()
+    body = body.set_column(body.column_names.index(name), name, column)
+    files, file_id = mq.namespace.files, new_file_id()
+    with new_data_file(files, file_id) as writer, suppress(ValueError):  # the row is written before its time is read
+        writer.write(body)
+    facts = read_file_facts(files, file_id)
+    assert facts is not None
+    now_ms = now_us() // 1000
+    publish_unchecked(mq, topic, None, DataFile(file_id, facts.size_bytes, 1, now_ms, now_ms, facts.footer_hash))
 
 
 def publish_unchecked(mq: Connection, topic: str, rows: FewRows | None, *files: DataFile) -> None:
