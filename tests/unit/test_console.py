@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from unit.browsing import Browser, facts, notices, open_browser, table_rows
 from unit.busy_namespace import HOSTILE, ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace
 
+from lakemq.errors import StorageError
 from lakemq.jobs.console.app import MENU, PAGES
 from lakemq.jobs.console.console import QUERY_LIMITS, Console, ConsoleSettings, NotPossible
 from lakemq.jobs.console.pages import messages
@@ -334,6 +336,19 @@ def test_an_open_transaction_is_shown_with_what_it_holds_up(browser: Browser) ->
     (row,) = table_rows(browser.get("/transactions", state="Ongoing"), "Transactional ids")
     assert (row[0], row[1], row[5]) == ("shipper", "Ongoing", "shipped-0")
     assert table_rows(browser.get("/transactions", state="CompleteAbort"), "Transactional ids") == []
+
+
+@pytest.mark.extended
+def test_an_inbox_that_another_writer_broke_fails_only_queries_that_read_it(busy: BusyNamespace) -> None:
+    log = Path(busy.mq.namespace.path, "inbox/_delta_log")
+    broken = log / f"{len([*log.glob('*.json')]):020d}.json"
+    broken.write_text("{no JSON")
+    try:
+        assert read_sql(busy, "SELECT count(*) > 0 AS n FROM log") == [{"n": True}]
+        with pytest.raises(StorageError, match="inbox: "):
+            read_sql(busy, "SELECT topic FROM inbox")
+    finally:
+        broken.unlink()
 
 
 @pytest.mark.extended
