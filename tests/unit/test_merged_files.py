@@ -263,6 +263,24 @@ def test_a_plan_whose_files_are_gone_is_made_again(path: Path) -> None:
         assert [m.value for m in committed] == committed.to_arrow()["value"].to_pylist()
 
 
+@pytest.mark.extended
+def test_a_plan_that_is_made_again_is_judged_by_its_own_time(path: Path) -> None:
+    with connect(path) as mq:
+        with lead_one_term(mq):
+            mq.topics.create("a")
+            mq.publish("a", pa.table({"value": ["stays", "brief"], "ttl_ms": [None, 5_000]}))
+            expired_s = time.monotonic() + 5.1
+        publish(mq, "m1")
+        with lakemq.connect(mq.namespace.path) as other:
+            old, before = other.fetch("a"), data_files(path)
+            until(lambda: time.monotonic() > expired_s)
+            publish(mq, "m2")
+            lead_briefly(mq, 3)
+            assert not before & data_files(path)
+            assert texts(old) == ["stays", "brief", "m1"]
+            assert texts(other.fetch("a")) == ["stays", "m1", "m2"]
+
+
 def test_reader_with_an_older_watermark_loads_again(path: Path) -> None:
     """Merged segments have a step that the older watermark would skip."""
     with connect(path) as mq:
