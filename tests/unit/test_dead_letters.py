@@ -17,7 +17,7 @@ from lakemq.engine.client.dead_letters import COLUMNS, DeadLetterCount, Redriven
 from lakemq.engine.client.predicate import Predicate
 from lakemq.engine.maintenance.dying_messages import DyingMessages, find_dying
 from lakemq.engine.namespace.data_file import new_file_id
-from lakemq.engine.protocol.values.dead_letters import DyingFound
+from lakemq.engine.protocol.values.dead_letters import DyingFound, SettleDeadLetters
 from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 
 SERVED_WITH = {"project.interval.ms": 50}
@@ -313,3 +313,18 @@ def test_a_predicate_has_limits_of_length_and_time() -> None:
     with pytest.raises(InvalidRequest, match=r"stopped after 0\.2 s"):
         bounded.select_rows(numbers)
     assert Predicate("n < 2", numbers.schema, timeout_s=60).select_rows(numbers).num_rows == 2
+
+
+def test_redrive_waits_only_for_its_own_messages(mq: Connection) -> None:
+    """Another message cannot go back: its topic was deleted when the redrive had already been requested."""
+    dead, deleted_topic, topic = new_name("dead"), new_name("t"), new_name("t")
+    mq.topics.create(dead, 1)
+    for name in (deleted_topic, topic):
+        mq.topics.create(name, 1, config={"dead.letter.topic": dead})
+        mq.publish(name, pa.table({"value": [name]}))
+        reject_messages(mq, name, 1)
+    mq.topics.delete(deleted_topic)
+    topic_id = mq.topics.describe(dead).topic_id
+    mq.requester.ask(SettleDeadLetters(dead, topic_id, {0: [(0, 1)]}))
+    assert mq.dead_letters.redrive(dead) == Redriven(1)
+    assert values(mq, topic) == [topic, topic]
