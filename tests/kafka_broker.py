@@ -62,18 +62,11 @@ class Record(NamedTuple):
     timestamp_ms: int
 
 
-class Broker(NamedTuple):
-    """A running broker."""
-
-    port: int
-    process: subprocess.Popen[bytes]
-
-
 class Kafka:
     """A broker, and Kafka's own clients in a JVM of their own."""
 
-    def __init__(self, broker: Broker, gateway: JavaGateway) -> None:
-        self.process, port = broker.process, broker.port
+    def __init__(self, port: int, process: subprocess.Popen[bytes], gateway: JavaGateway) -> None:
+        self.process = process
         self.address, self._gateway, self._kafka = f"127.0.0.1:{port}", gateway, gateway.jvm.org.apache.kafka
         self._admin = self._kafka.clients.admin.AdminClient.create(self._properties({}))
         self._producer = self._new_producer({})
@@ -202,24 +195,16 @@ class Kafka:
 
 
 @contextmanager
-def run_broker(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Broker]:
-    """Run a broker in an empty folder until the block ends."""
+def serve_kafka(folder: Path) -> Iterator[Kafka]:
+    """Run a broker in an empty folder until the block ends, with Kafka's own clients in a JVM of their own."""
     port, controller_port = find_free_port(), find_free_port()
-    lines = _PROPERTIES.format(folder=folder, port=port, controller_port=controller_port)
     properties = folder / "server.properties"
-    properties.write_text(lines + "".join(f"{name}={value}\n" for name, value in settings.items()))
+    properties.write_text(_PROPERTIES.format(folder=folder, port=port, controller_port=controller_port))
     java = [jars.java_command(), "-Xmx768m", "-cp", f"{fetch_jars()}/*"]
     format_storage = [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(properties)]
     subprocess.run(format_storage, check=True, timeout=120, capture_output=True)
-    with run_server([*java, "kafka.Kafka", str(properties)], port, folder) as process:
-        yield Broker(port, process)
-
-
-@contextmanager
-def serve_kafka(folder: Path) -> Iterator[Kafka]:
-    """Run a broker in an empty folder until the block ends, with Kafka's own clients in a JVM of their own."""
     py4j_jar = next((PYSPARK / "jars").glob("py4j-*.jar"))
-    with run_broker(folder) as broker:
+    with run_server([*java, "kafka.Kafka", str(properties)], port, folder) as process:
         client_port = launch_gateway(
             jarpath=str(py4j_jar),
             classpath=f"{fetch_jars()}/*",
@@ -229,6 +214,6 @@ def serve_kafka(folder: Path) -> Iterator[Kafka]:
         )
         gateway = JavaGateway(gateway_parameters=GatewayParameters(port=client_port, auto_convert=True))
         try:
-            yield Kafka(broker, gateway)
+            yield Kafka(port, process, gateway)
         finally:
             gateway.shutdown()
