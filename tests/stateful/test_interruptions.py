@@ -56,17 +56,31 @@ def test_a_zombies_projection_that_ends_after_the_new_leaders_adds_nothing(playe
     player.settle()
 
 
-def test_two_leaders_decide_a_letter_once(player: Player) -> None:
+@pytest.mark.parametrize("point", ["sequencer.letters_taken", "sequencer.step_landed"])
+def test_two_leaders_decide_a_letter_once(player: Player, point: str) -> None:
+    """Another one leads when the first has taken the letters, or has put its step. The answer is that of the step."""
     player.step()
-    old = player.leader
-    player.new_leader()
+    old, client = player.leader, player.world.new_id()
+    letter_counts: list[int] = []
+
+    def let_another_lead() -> None:
+        player.new_leader()
+        letter_counts.append(player.leader.step().letters)
+
+    player.world.meanwhile = (point, let_another_lead)
     player.publish()
+    player.world.put(client, 1, [CreateTopic("made-once", 3)], [])
     with pytest.raises(NotLeader):
         old.step()
+    assert letter_counts == [2 if point == "sequencer.letters_taken" else 0]
     assert not old.leads
+    assert not old.try_lead()
     with pytest.raises(NotLeader):
         old.step()
     player.step()
+    (created,) = player.world.take_answer(client, 1) or []
+    assert created.partitions == 3
+    assert player.world.namespace.mailbox.list_waiting(10) == []
     assert player.read() == player.all_published()
     player.settle()
 
