@@ -5,30 +5,12 @@ import os
 import signal
 
 import pytest
-from decided import read_steps
+from decided import read_terms
 from faults.checks import check_all
 from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, settings_that_reach, terminate, until
 from targets import extended_but, nightly_but
 
 import lakemq
-from lakemq.engine.client.connection import Connection
-from lakemq.engine.protocol.values.clients import LeaderElected
-
-
-def leaders(mq: Connection) -> list[tuple[int, str]]:
-    """Return epoch and name of each term, in order. Steps that renew or end a term are left out."""
-    steps = read_steps(mq.namespace.store)
-    elections = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, LeaderElected)]
-    terms = [(record.epoch, record.leader) for record in elections if record.leader]
-    return [term for term, _ in itertools.groupby(terms)]
-
-
-def check_terms(path: str) -> list[tuple[int, str]]:
-    """Check that each epoch has one leader, and that epochs have no gap."""
-    with lakemq.connect(path) as mq:
-        terms = leaders(mq)
-    assert [epoch for epoch, _ in terms] == list(range(1, len(terms) + 1))
-    return terms
 
 
 @pytest.mark.parametrize(
@@ -64,6 +46,9 @@ def test_sequencer_stopped_for_longer_than_its_lease_stands_by(stop_at: str, fam
         terminate(successor)
         publishing.wait_for(5)  # the stopped one leads again
     terminate(stopped)
-    pids = [int(name.split("-")[-3]) for _, name in check_terms(family.path)]
+    with lakemq.connect(family.path) as mq:
+        terms = read_terms(mq.namespace.store)
+    assert [epoch for epoch, _ in terms] == list(range(1, len(terms) + 1))
+    pids = [int(name.split("-")[-3]) for _, name in terms]
     assert [pid for pid, _ in itertools.groupby(pids[1:])] == [stopped.pid, successor.pid, stopped.pid]
     check_all(family.path, TOPIC, publishing.acknowledged)

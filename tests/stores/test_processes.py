@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from decided import read_steps
+from decided import read_terms
 from finals import are_all_final, check_final_messages
 from object_servers import ObjectServer
 from store_proxy import run_proxy
@@ -22,7 +22,6 @@ from targets import nightly_but
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace import crash
-from lakemq.engine.protocol.values.clients import LeaderElected
 from lakemq.tables.storage.coordination.sockets import list_lines
 from lakemq.testing import wait_until
 
@@ -82,13 +81,6 @@ class Children:
         self._log.close()
 
 
-def terms(mq: Connection) -> list[tuple[int, str]]:
-    """Return epoch and leader of each term, in order."""
-    steps = read_steps(mq.namespace.store)
-    elections = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, LeaderElected)]
-    return list(dict.fromkeys((record.epoch, record.leader) for record in elections if record.leader))
-
-
 class Sending(threading.Thread):
     """Sends numbered messages one after the other until `end`."""
 
@@ -145,7 +137,7 @@ def test_standby_takes_over_and_no_message_is_lost_or_doubled(
         sending.wait_for_more(5)
         sending.end()
         check_each_once(mq, sending.acknowledged)
-        epochs = [epoch for epoch, _ in terms(mq)]
+        epochs = [epoch for epoch, _ in read_terms(mq.namespace.store)]
         assert epochs == list(range(1, len(epochs) + 1))
         assert len(epochs) > 1
 
@@ -210,7 +202,7 @@ def test_a_killed_leader_loses_and_doubles_nothing_of_clients_with_lines(
         sending.wait_for_more(20)
         sending.end()
         check_each_once(mq, sending.acknowledged)
-        assert [epoch for epoch, _ in terms(mq)] == [1, 2]
+        assert [epoch for epoch, _ in read_terms(mq.namespace.store)] == [1, 2]
         names = files.list("line")
         assert len(names) == 1, "the new leader has removed the object of the killed one"
         wait_until(lambda: sends_on_line(mq), "a line to the new leader", WITHIN_S)
