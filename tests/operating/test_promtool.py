@@ -1,6 +1,5 @@
 """Prometheus' own tools accept the alert rules and the served metrics, and alerts fire when they should."""
 
-import itertools
 import json
 import os
 import re
@@ -20,8 +19,6 @@ CHECKOUT = Path(__file__).parents[2]
 ALERTS = CHECKOUT / "conf/monitoring/prometheus-alerts.yaml"
 DASHBOARD = json.loads((CHECKOUT / "conf/monitoring/grafana-dashboard.json").read_text(encoding="utf-8"))
 CASES = yaml.safe_load(Path(__file__).with_name("alert_cases.yaml").read_text(encoding="utf-8"))
-COLUMNS = 24
-"""Grafana's grid has as many."""
 
 _VARIABLES = {"$__rate_interval": "5m", "$__interval": "1m", "$__range": "1h"}
 
@@ -101,10 +98,3 @@ def test_prometheus_parses_every_expression_of_the_dashboard(program: str, tmp_p
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
     assert f"{len(rules)} rules found" in run(program, "check", "rules", "--lint=none", str(file))
     assert len(rules) >= 15
-
-
-def covers(panel: dict[str, Any]) -> set[tuple[int, int]]:
-    """Return the cells of the grid that a panel covers."""
-    place = panel["gridPos"]
-    columns = range(place["x"], place["x"] + place["w"])
-    return {*itertools.product(columns, range(place["y"], place["y"] + place["h"]))}

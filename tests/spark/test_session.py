@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from lakemq.engine.client.connection import Connection
 from lakemq.spark import spark_session
 
-CHECKOUT = Path(__file__).parents[2]
 # The JVM itself prints these before any logging exists: Spark asks for a module that Java calls an incubator, and
 # `java` reports the variable with which tests start it.
 JVM_NOTICES = ("WARNING: Using incubator modules: jdk.incubator.vector", f"NOTE: Picked up {jvm.VARIABLE}: ")

@@ -167,8 +167,8 @@ class Delays(RuleBasedStateMachine):
         return self.mq.current("etl") if "etl" in self.mq.state.transactions else self.mq.begin("etl", 900_000)
 
     @precondition(lambda self: self.sent)
-    @rule(data=st.data())
-    def ask_again(self, data: st.DataObject) -> None:
+    @rule()
+    def ask_again(self) -> None:
         """A request that an idempotent producer repeats is never scheduled twice."""
         idempotent = [request for request in self.sent if request.producer is not None]
         if idempotent:
@@ -419,7 +419,6 @@ class PackedDelays(Delays):
     def __init__(self) -> None:
         self.patches = ExitStack()
         self.patches.enter_context(patch.multiple(packed, BLOCK_RANGES=4, MAX_SMALL_BLOCKS=2))
-        self.patches.enter_context(patch.object(packed, "BLOCK_RANGES", 4))
         self.patches.enter_context(patch.multiple(rows_of_delays, RESTORED_RANGES=3, NEAR_MS=2_000))
         self.patches.enter_context(
             patch.multiple(delay_queue, _MAX_QUEUED_PER_STEP=2, _MAX_BLOCKS_PER_STEP=1, _MAX_QUEUE=3)

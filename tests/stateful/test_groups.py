@@ -504,10 +504,7 @@ class Groups(RuleBasedStateMachine):
         for _ in range(4):
             self.mq.assign()
             for member in sorted(group.members if group else ()):
-                paused = [tp for tp in group.list_partitions_of(member) if tp in group.paused]
-                if paused:
-                    to_release = [Assigned(*tp, group.assignments[tp].epoch) for tp in paused]
-                    self.mq.one(ReleasePartitions(GROUP, member, to_release))
+                self.give_up_paused_partitions(member)
         if group is not None:
             self.the_journal_assigns_only_free_partitions()
             group = self.mq.state.groups[GROUP]

@@ -32,8 +32,6 @@ from lakemq.tables.storage.object_stores.files import LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up")]
 
-CHECKOUT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -39,14 +39,12 @@ def make_parts(*bounds: tuple[int, int]) -> list[StepRows]:
     return [StepRows(first, end - first, encode_rows(make_body(first, end - first))) for first, end in bounds]
 
 
-def make_plan(
-    ranges: list[tuple[int, int, int]], held_parts: list[StepRows], footer: int | None = None, append: int | None = None
-) -> FetchPlan:
+def make_plan(ranges: list[tuple[int, int, int]], held_parts: list[StepRows], footer: int | None = None) -> FetchPlan:
     """Return a plan. ranges: file id, first row and count; their offsets follow one another."""
     rows, offset = [], 100
     for file_id, first, count in ranges:
         columns = {"partition": 3, "base_offset": offset, "record_count": count, "last_offset": offset + count - 1}
-        columns |= {"file_id": file_id, "first_row": first, "append_time_ms": append}
+        columns |= {"file_id": file_id, "first_row": first}
         rows.append(
             {**dict.fromkeys(PLAN_SCHEMA.names), **columns, "footer_hash": None if file_id == PENDING else footer}
         )

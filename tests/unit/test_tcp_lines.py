@@ -366,8 +366,6 @@ def test_a_forked_child_keeps_no_tcp_line_open(leader: TcpLeader) -> None:
 
 # Attacks on the lines of a leader: what a hostile client repeats, leaves behind or asks for gains it nothing.
 
-WELCOME = Frame(FrameKind.WELCOME, b"")
-
 
 def test_an_older_version_of_tls_is_refused(leader: TcpLeader) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
