@@ -16,7 +16,7 @@ from lakemq.spark import spark_session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    # it tries a task three times, as a cluster does: test_format.py
+    # it tries a task three times, as a cluster does: test_publish.py
     connect = {
         "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
         "spark.connect.grpc.binding.port": "0",

@@ -1,20 +1,15 @@
 """`format("lakemq")` in Spark: batches and streams, read and written."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from spark.test_streaming import forget_last_batch
 from targets import extended_but
 
 from lakemq.engine.client.connection import Connection
 from lakemq.spark import register
-
-CHECKOUT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -136,56 +131,3 @@ def test_error_of_a_wrong_read_reaches_the_user(spark: SparkSession, mq: Connect
         read_topic(spark, path, subscribe=topic).count()
     with pytest.raises(PySparkException, match="has one schema"):
         spark.read.format("lakemq").schema("value string").option("path", str(path)).load().count()
-
-
-def read_batches(stream: DataFrame, checkpoint: Path) -> dict[int, list[str]]:
-    """Return the batches of the stream so far: number -> values."""
-    batches: dict[int, list[str]] = {}
-
-    def look(batch: DataFrame, number: int) -> None:
-        batches[number] = sorted(bytes(row.value).decode() for row in batch.select("value").collect())
-
-    writer = stream.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-    writer.foreachBatch(look).start().awaitTermination()
-    return batches
-
-
-@pytest.mark.extended
-def test_a_stream_goes_on_from_its_checkpoint(
-    spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
-) -> None:
-    mq.topics.create(topic, partitions=1)
-    mq.publish(topic, numbers(5))
-    reader = spark.readStream.format("lakemq").option("path", str(path)).option("subscribe", topic)
-    stream = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "3").load()
-    assert read_batches(stream, tmp_path) == {0: ["0", "1", "2"], 1: ["3", "4"]}
-    assert read_batches(stream, tmp_path) == {}
-    forget_last_batch(tmp_path)
-    mq.publish(topic, numbers(1, begin=5))
-    assert read_batches(stream, tmp_path) == {1: ["3", "4"], 2: ["5"]}
-
-
-@pytest.mark.extended
-def test_a_batch_is_published_once_whatever_becomes_of_tasks(
-    spark: SparkSession, mq: Connection, path: Path, topic: str
-) -> None:
-    def fail_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Fail at the first attempt of a task, after it has given all its rows."""
-        yield from batches
-        context = TaskContext.get()
-        if context is not None and context.attemptNumber() == 0:
-            raise RuntimeError("lost")
-
-    mq.topics.create(topic, partitions=3)
-    df = spark.range(0, 100, 1, 2).selectExpr("string(id) AS key", "string(id) AS value")
-    df = df.mapInArrow(fail_first_attempt, "key string, value string")
-    write = df.write.format("lakemq").mode("append").option("path", str(path)).option("topic", topic)
-    for _ in range(2):
-        write.option("txnAppId", topic).option("txnVersion", "1").save()
-    assert values(mq, topic) == sorted(str(i) for i in range(100))
-    with pytest.raises(PySparkException, match=r"no column for the value. Found \['key'\]"):
-        df.select("key").write.format("lakemq").mode("append").option("path", str(path)).option("topic", topic).save()
-
-
-def values(mq: Connection, topic: str) -> list[str]:
-    return sorted(message.value.decode() for message in mq.fetch(topic) if message.value is not None)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from targets import extended_but
 
@@ -35,9 +34,9 @@ Door = Callable[[Connection, str, DataFrame, Path], None]
 """Publishes all rows that a stream has now to a topic, with a checkpoint."""
 
 
-def publish_by_sink(mq: Connection, topic: str, stream: DataFrame, checkpoint: Path, **options: str) -> None:
+def publish_by_sink(mq: Connection, topic: str, stream: DataFrame, checkpoint: Path) -> None:
     writer = stream.writeStream.format("lakemq").option("path", mq.namespace.path).option("topic", topic)
-    writer = writer.options(**options).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     writer.start().awaitTermination()
 
 
@@ -82,16 +81,3 @@ def test_a_stream_is_published_once_though_its_last_batch_is_repeated(
     source.add("c")
     publish(mq, topic, source.stream(), checkpoint)
     assert values(mq, topic) == ["a", "b", "c"]
-
-
-@pytest.mark.extended
-def test_an_error_of_a_batch_ends_the_stream_and_the_batch_is_tried_again(
-    mq: Connection, topic: str, source: Source, tmp_path: Path
-) -> None:
-    mq.topics.create(topic, partitions=1, config={"max.message.bytes": 10})
-    source.add("a", "far too long a value")
-    with pytest.raises(PySparkException, match="MESSAGE_TOO_LARGE"):
-        publish_by_sink(mq, topic, source.stream(), tmp_path / "checkpoint")
-    assert mq.fetch(topic).record_count == 0
-    publish_by_sink(mq, topic, source.stream(), tmp_path / "checkpoint", onError="reject")
-    assert values(mq, topic) == ["a"]
