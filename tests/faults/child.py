@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -182,10 +183,7 @@ def transact(
 
 
 def consume(path: str, config: dict[str, Any], topic: str, group: str, notes: str, session_ms: int) -> None:
-    """Read as a member of a group until SIGTERM. Note the messages, commit them, and note the committed offsets.
-
-    A line is `read`, `committed` or `fenced`, and [partition, offset] pairs, for `read` with the values.
-    """
+    """Read as a member of a group until SIGTERM. Note the messages, [partition, offset, value], and commit them."""
     from lakemq.errors import FencedMemberEpoch, UnknownMemberId
 
     stopped: list[int] = []
@@ -203,19 +201,14 @@ def consume(path: str, config: dict[str, Any], topic: str, group: str, notes: st
                 if not batch:
                     continue
                 note("read", [[m.partition, m.offset, m.value.decode()] for m in batch])
-                places = [[partition, offset] for (_, partition), offset in batch.offsets.items()]
-                try:
+                with suppress(FencedMemberEpoch, UnknownMemberId):
                     consumer.commit(batch)
-                    note("committed", places)
-                except (FencedMemberEpoch, UnknownMemberId):
-                    note("fenced", places)
 
 
 def drain(path: str, config: dict[str, Any], topic: str, group: str, notes: str, session_ms: int) -> None:
     """Consume as a member of a queue until SIGTERM. Note the messages, acknowledge each, and note that.
 
-    A line is `given`, [partition, offset, value, delivery count], or `done`, [partition, offset], or `fenced`: the last
-    acknowledgements were refused in part.
+    A line is `given`, [partition, offset, value, delivery count], or `done`, [partition, offset].
     """
     from lakemq.errors import FencedMemberEpoch, UnknownMemberId
 
@@ -234,13 +227,11 @@ def drain(path: str, config: dict[str, Any], topic: str, group: str, notes: str,
                 if not messages:
                     continue
                 note("given", [[m.partition, m.offset, m.value.decode(), m.delivery_count] for m in messages])
-                try:
+                with suppress(FencedMemberEpoch, UnknownMemberId):
                     for message in messages:
                         consumer.ack(message)
                     consumer.flush()
                     note("done", [[m.partition, m.offset] for m in messages])
-                except (FencedMemberEpoch, UnknownMemberId):
-                    note("fenced", [])
 
 
 def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: int, count: int, notes: str) -> None:
@@ -269,7 +260,7 @@ def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: 
             else:  # a checkpoint that is not the newest version, so that it can grow old
                 _create_topics_until(mq, lambda: newest_version(clients) > 2 * config["checkpoint.interval"])
         for spec in TABLES:
-            age_log(Path(path, spec.name), newest_count=1)  # no sequencer runs now
+            age_log(Path(path, spec.name))  # no sequencer runs now
 
 
 def _create_topics_until(mq: Connection, condition: Callable[[], bool]) -> None:

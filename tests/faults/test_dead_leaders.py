@@ -6,29 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.commands import LEASE_MS, Process, lakemq, leader
+from faults.commands import LEASE_MS, Process, lakemq
 
 SOON_S = 60
 """On a loaded machine a command takes seconds to start. The lease is far longer."""
 
 
-def set_long_lease(path: Path) -> None:
-    path.with_name("lakemq.yaml").write_text("lease.ms: 300000\n")
-
-
-def kill_leader(path: Path, start: Callable[..., Process]) -> float:
-    """Kill a leader with a long lease, and return the moment, by the steady clock."""
-    set_long_lease(path)
-    serving = start("serve")
-    serving.wait_for_line("leads with epoch ")
-    lakemq(path, "topics", "create", "t")
-    serving.signal(signal.SIGKILL)
-    serving.wait_for_exit()
-    return time.monotonic()
-
-
 def test_a_standby_leads_when_the_leader_is_killed(path: Path, start: Callable[..., Process]) -> None:
-    set_long_lease(path)
+    path.with_name("lakemq.yaml").write_text("lease.ms: 300000\n")
     first = start("serve")
     name = first.wait_for_line("leads with epoch 1").split()[2]
     second = start("serve")
@@ -39,15 +24,6 @@ def test_a_standby_leads_when_the_leader_is_killed(path: Path, start: Callable[.
     second.wait_for_line("leads with epoch 2")
     assert time.monotonic() - killed_s < SOON_S
     lakemq(path, "topics", "create", "t")
-
-
-@pytest.mark.extended
-def test_step_takes_over_from_a_killed_leader(path: Path, start: Callable[..., Process]) -> None:
-    killed_s = kill_leader(path, start)
-    assert lakemq(path, "step", "--until-idle") == [{"letters": 0}]
-    assert lakemq(path, "step", "--wait-ms", "0") == [{"letters": 0}]
-    assert time.monotonic() - killed_s < SOON_S
-    assert leader(path).startswith("no sequencer leads")
 
 
 @pytest.mark.extended
