@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,11 +141,9 @@ class Processes:
         """Return for each transaction its number, and `committed` or the name of an error."""
         return [tuple(json.loads(line)) for line in _read_whole_lines(self._notes(transactional_id))]
 
-    def consume(self, name: str, group: str, session_ms: int = 6_000, role: str = "consume", **more: Any) -> Child:
-        """Start a member of a group, or of a queue with the role `drain`. `read_notes_of` reads its notes. more: as
-        the role takes it.
-        """
-        arguments = {"topic": TOPIC, "group": group, "session_ms": session_ms, **more}
+    def consume(self, name: str, group: str, session_ms: int = 6_000, role: str = "consume") -> Child:
+        """Start a member of a group, or of a queue with the role `drain`. `read_notes_of` reads its notes."""
+        arguments = {"topic": TOPIC, "group": group, "session_ms": session_ms}
         return self._start(role, None, {}, **arguments, notes=str(self._notes(name)))
 
     def read_notes_of(self, name: str) -> list[tuple[str, list[list[Any]]]]:
@@ -182,6 +181,24 @@ class Processes:
 
     def _notes(self, publisher: str) -> Path:
         return self.folder / f"{publisher}.acknowledged"
+
+
+class MemberNotes:
+    """The notes of the members of a group."""
+
+    def __init__(self, family: Processes, *names: str) -> None:
+        self.family, self.names = family, names
+
+    def read(self, word: str, name: str) -> list[Any]:
+        """Return all places of the lines of a member with this word."""
+        return [tuple(place) for kind, places in self.family.read_notes_of(name) if kind == word for place in places]
+
+    def count(self, word: str) -> Counter[Any]:
+        return Counter(place for name in self.names for place in self.read(word, name))
+
+    def partitions(self, word: str, name: str, since: int) -> set[int]:
+        """Return the partitions of the messages that a member has got after the first `since`."""
+        return {partition for partition, *_ in self.read(word, name)[since:]}
 
 
 @contextmanager

@@ -5,54 +5,31 @@ from typing import Any
 
 import pytest
 from faults.checks import check_all
-from faults.processes import TOPIC, Processes, Publishing, terminate, until
+from faults.processes import TOPIC, MemberNotes, Processes, Publishing, terminate, until
 
 import lakemq
 
 GROUP = "q"
 
 
-class QueueNotes:
-    """The notes of members."""
-
-    def __init__(self, family: Processes, *names: str) -> None:
-        self.family, self.names = family, names
-        with lakemq.connect(family.path) as mq:
-            mq.groups.create(GROUP, {"rebalance.delay.ms": 500, "max.handoff.ms": 1_000})
-
-    def notes(self, word: str, name: str) -> list[Any]:
-        return [tuple(place) for kind, places in self.family.read_notes_of(name) if kind == word for place in places]
-
-    def count_done(self) -> Counter[tuple[int, int]]:
-        return Counter(place for name in self.names for place in self.notes("done", name))
-
-    def partitions(self, name: str, since: int) -> set[int]:
-        """Return the partitions of the messages that a member got after the first `since`."""
-        return {partition for partition, *_ in self.notes("given", name)[since:]}
-
-    def lag(self) -> int:
-        with lakemq.connect(self.family.path) as mq:
-            return mq.groups.describe(GROUP).lag
-
-
-def check_queue(members: QueueNotes, acknowledged: list[Any], interrupted: set[str]) -> None:
+def check_queue(members: MemberNotes, acknowledged: list[Any], interrupted: set[str]) -> None:
     """Check that each message came once with each delivery count, in order the first time, and never after it was done.
 
     interrupted: members that were killed or stopped. They may have done work without a note.
     """
     rows = check_all(members.family.path, TOPIC, acknowledged)
     stored = {(r["partition"], r["offset"]) for r in rows.to_pylist()}
-    done_counts = members.count_done()
+    done_counts = members.count("done")
     assert all(count == 1 for count in done_counts.values())
     missing = stored - done_counts.keys()
-    assert missing <= {(p, offset) for name in interrupted for p, offset, *_ in members.notes("given", name)}
+    assert missing <= {(p, offset) for name in interrupted for p, offset, *_ in members.read("given", name)}
     assert len(missing) <= 7 * len(interrupted)  # a batch
     deliveries = Counter(
-        (p, offset, count) for name in members.names for p, offset, _, count in members.notes("given", name)
+        (p, offset, count) for name in members.names for p, offset, _, count in members.read("given", name)
     )
     assert all(times == 1 for times in deliveries.values())
     for name in members.names:
-        first = [(p, offset) for p, offset, _, count in members.notes("given", name) if count == 1]
+        first = [(p, offset) for p, offset, _, count in members.read("given", name) if count == 1]
         for partition in (0, 1):
             offsets = [offset for p, offset in first if p == partition]
             assert offsets == sorted(offsets)
@@ -61,18 +38,21 @@ def check_queue(members: QueueNotes, acknowledged: list[Any], interrupted: set[s
 def test_messages_of_killed_queue_member_go_to_another(family: Processes) -> None:
     """The sequencer is killed, too."""
     first = family.serve()
-    members = QueueNotes(family, "one", "two")
+    members = MemberNotes(family, "one", "two")
+    with lakemq.connect(family.path) as mq:
+        mq.groups.create(GROUP, {"rebalance.delay.ms": 500, "max.handoff.ms": 1_000})
     first_member, second_member = (family.consume(name, GROUP, role="drain") for name in members.names)
     with Publishing(family.path, "p", family.config) as publishing:
-        until(lambda: bool(members.notes("done", "one") and members.notes("done", "two")), "work by both")
+        until(lambda: bool(members.read("done", "one") and members.read("done", "two")), "work by both")
         first.kill()
         serving = family.serve()
         publishing.wait_for(10)
-        since = len(members.notes("given", "two"))
+        since = len(members.read("given", "two"))
         first_member.kill()
-        until(lambda: members.partitions("two", since) == {0, 1}, "the other's partition")
+        until(lambda: members.partitions("given", "two", since) == {0, 1}, "the other's partition")
         publishing.wait_for(5)
-    until(lambda: members.lag() == 0, "work on the rest")
+    with lakemq.connect(family.path) as mq:
+        until(lambda: mq.groups.describe(GROUP).lag == 0, "work on the rest")
     terminate(second_member)
     terminate(serving)
     check_queue(members, publishing.acknowledged, interrupted={"one"})

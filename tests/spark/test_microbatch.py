@@ -215,13 +215,6 @@ def test_mistake_in_arguments_is_named_in_one_line(
     assert last_line(out)["message"] in wrong["message"]
 
 
-def test_missing_namespace_is_named_in_one_line(
-    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert microbatch.main(["--path", str(tmp_path / "missing")]) == 3
-    assert last_line(capfd.readouterr().out)["error"] == "NOT_A_NAMESPACE"
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -26,8 +26,8 @@ class Source:
         draft.rename(self._folder / f"{self._count}.json")
         self._count += 1
 
-    def stream(self, **options: object) -> DataFrame:
-        return self._spark.readStream.schema("key string, value string").options(**options).json(str(self._folder))
+    def stream(self) -> DataFrame:
+        return self._spark.readStream.schema("key string, value string").json(str(self._folder))
 
 
 Door = Callable[[Connection, str, DataFrame, Path], None]
