@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from typer.testing import Result
 from unit.busy_namespace import BusyNamespace, open_busy_namespace
+from unit.line_peers import LineLeader
 from unit.served import new_name, new_topic, run_lakemq, send, served
 
 from lakemq.engine.client.connection import Connection
@@ -41,6 +43,14 @@ def leaderless(tmp_path_factory: pytest.TempPathFactory) -> str:
 def quick_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make readers look only twice for a table that is gone, instead of for a second."""
     monkeypatch.setattr(log_reader, "_ATTEMPTS", 2)
+
+
+@pytest.fixture
+def leader(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LineLeader]:
+    """A leader with lines, of the class LEADER of the module."""
+    line_leader = request.module.LEADER(tmp_path)
+    yield line_leader
+    line_leader.lines.close()
 
 
 @pytest.fixture

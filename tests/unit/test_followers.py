@@ -25,12 +25,7 @@ FAR_MS = 20_000
 """A pause between looks that no test waits for."""
 SOON_S = 4
 
-
-@pytest.fixture
-def leader(tmp_path: Path) -> Iterator[Leader]:
-    leader = Leader(tmp_path)
-    yield leader
-    leader.lines.close()
+LEADER = Leader
 
 
 def await_step(client: Client, step: int) -> None:

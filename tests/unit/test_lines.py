@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,13 +58,7 @@ class Leader(LineLeader):
         return Client(self.path)
 
 
-@pytest.fixture
-def leader(tmp_path: Path) -> Iterator[Leader]:
-    leader = Leader(tmp_path)
-    yield leader
-    leader.lines.close()
-
-
+LEADER = Leader
 WRONG_HELLOS = {
     "another namespace": Hello("other", 3, "secret", "client"),
     "another epoch": Hello("ns", 2, "secret", "client"),

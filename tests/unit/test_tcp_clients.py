@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -95,12 +94,7 @@ def test_settings_that_lead_nowhere_are_refused(settings: dict[str, Any]) -> Non
 
 # -- which leader a client trusts ---------------------------------------------------------------------------
 
-
-@pytest.fixture
-def leader(tmp_path: Path) -> Iterator[TcpLeader]:
-    leader = TcpLeader(tmp_path)
-    yield leader
-    leader.lines.close()
+LEADER = TcpLeader
 
 
 def announce(leader: TcpLeader, **changes: Any) -> DirectLine:

@@ -43,12 +43,7 @@ from lakemq.tables.storage.coordination.sockets import ABANDONED_AFTER_MS, line_
 from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.testing import MovableClock
 
-
-@pytest.fixture
-def leader(tmp_path: Path) -> Iterator[TcpLeader]:
-    leader = TcpLeader(tmp_path)
-    yield leader
-    leader.lines.close()
+LEADER = TcpLeader
 
 
 # -- who is believed ----------------------------------------------------------------------------------------
