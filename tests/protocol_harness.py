@@ -281,33 +281,25 @@ class Harness:
         version. transaction: the transaction to which the request belongs. due_ms: partition -> when its first and last
         rows are due.
         """
-        due = [(due_ms or {}).get(partition, (-1, -1)) for partition in counts]
-        units = [waiting_unit(p) if first != -1 else p for p, (first, _) in zip(counts, due, strict=True)]
-        good = sum(counts.values())
-        rows = list(counts.values())
-        return Produce(
-            self.refs(topic),
-            Ranges(
-                [0] * len(counts),
-                list(counts),
-                [0] * len(counts),
-                [sum(rows[:i]) for i in range(len(rows))],
-                rows,
-                [1_000] * len(counts),
-                [2_000] * len(counts),
-                [first for first, _ in due],
-                [last for _, last in due],
-            ),
-            self.state.step,
-            [DataFile(file_id, 100, good + rejected, 1_000, 2_000, 7)],
-            [RejectedRows(topic, 0, good, rejected, "MESSAGE_TOO_LARGE", "big")] if rejected else [],
-            ProducerSequences(
-                *producer, [0] * len(counts), units, [sequence] * len(counts), sequence if rejected else None
-            )
-            if producer
-            else None,
-            ApplicationVersion(*version, topic) if version else None,
+        request = self.produce_to(
+            {(topic, partition): count for partition, count in counts.items()},
+            file_id,
             transaction,
+            producer,
+            [sequence] * len(counts),
+            {(topic, partition): due for partition, due in (due_ms or {}).items()},
+        )
+        if version:
+            request = msgspec.structs.replace(request, application=ApplicationVersion(*version, topic))
+        if rejected == 0:
+            return request
+        good = sum(counts.values())
+        return msgspec.structs.replace(
+            request,
+            topics=self.refs(topic),
+            files=[msgspec.structs.replace(request.files[0], record_count=good + rejected)],
+            rejected=[RejectedRows(topic, 0, good, rejected, "MESSAGE_TOO_LARGE", "big")],
+            producer=request.producer and msgspec.structs.replace(request.producer, rejected_sequence=sequence),
         )
 
     def produce_to(
@@ -335,13 +327,13 @@ class Harness:
                 [0] * len(rows),
                 [sum(rows[:i]) for i in range(len(rows))],
                 rows,
-                [0] * len(rows),
-                [0] * len(rows),
+                [1_000] * len(rows),
+                [2_000] * len(rows),
                 [first for first, _ in due],
                 [last for _, last in due],
             ),
             self.state.step,
-            [DataFile(file_id, 100, sum(rows), 0, 0, 7)],
+            [DataFile(file_id, 100, sum(rows), 1_000, 2_000, 7)],
             producer=ProducerSequences(*producer, columns[0], units, list(sequences)) if producer else None,
             transaction=transaction,
         )

@@ -50,19 +50,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "mq"
 
 
-@pytest.fixture(scope="session")
-def clock_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shim")
-    library = compile_library("clock_shim", folder)
-    clock = ShiftedClock(library, folder)
+@pytest.fixture
+def clock(tmp_path: Path) -> ShiftedClock:
+    """The clock of children that get its `environ`. It is right until it is shifted."""
+    clock = ShiftedClock(compile_library("clock_shim", tmp_path), tmp_path)
     clock.shift(7_200_000)
     command = [sys.executable, "-c", "import time; print(time.time())"]
     completed = subprocess.run(command, env={**os.environ, **clock.environ}, capture_output=True, check=True)
     assert float(completed.stdout) == pytest.approx(time.time() + 7200, abs=20)
-    return library
-
-
-@pytest.fixture
-def clock(clock_shim: Path, tmp_path: Path) -> ShiftedClock:
-    """The clock of children that get its `environ`. It is right until it is shifted."""
-    return ShiftedClock(clock_shim, tmp_path)
+    clock.shift(0)
+    return clock

@@ -247,11 +247,10 @@ def test_a_leader_that_is_stopped_while_it_merges_does_no_harm(player: Player, p
         player.new_leader()
         for _ in range(6):
             if publishing:
-                publish_and_project(player)
-            else:
-                player.step()
-                player.background.run()
-                player.world.clock.sleep(GRACE_MS + 1)
+                player.publish()
+            player.step()
+            player.background.run()
+            player.world.clock.sleep(GRACE_MS + 1)
         assert player.read() == player.all_published()
 
     for _ in range(4):

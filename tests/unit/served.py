@@ -94,9 +94,9 @@ def everything(mq: Connection, topic: str) -> list[str]:
     return values(mq, topic, "read_uncommitted")
 
 
-def read_committed_offset(mq: Connection, group: str, topic: str, stable: bool = True) -> int | None:
+def read_committed_offset(mq: Connection, group: str, topic: str) -> int | None:
     """Return the offset that the group has committed for partition 0."""
-    fetched = mq.requester.ask(FetchOffsets(group, [(topic, 0)], stable))
+    fetched = mq.requester.ask(FetchOffsets(group, [(topic, 0)]))
     return fetched.offsets[0].offset if fetched.offsets else None  # type: ignore[union-attr]
 
 
