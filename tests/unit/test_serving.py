@@ -45,8 +45,6 @@ from lakemq.tables.storage.object_stores.files import LocalFiles
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 LEASE_MS = 500
-STUCK_S = 3.15
-"""Three times the longest time of a step, and one more look: then the sequencer counts as stuck."""
 CONFIG = {"lease.ms": LEASE_MS, "step.timeout.ms": 1000, "engine.tick.ms": 1, "engine.idle.ms": 10}
 
 
@@ -349,7 +347,7 @@ def test_serving_ends_with_an_error_when_a_step_panics(mq: Connection) -> None:
 
 def test_the_rest_after_a_failed_step_is_no_step(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a disk is full for long, the sequencer tries again at growing intervals, and does not count as stuck."""
-    # longer than STUCK_S, as after some attempts
+    # more than three times step.timeout.ms, as after some attempts
     monkeypatch.setattr(serving_module, "SHORTEST_RETRY_MS", 4_500)
     began, failed, is_gone = threading.Event(), threading.Event(), threading.Event()
 
