@@ -40,6 +40,7 @@ from ..protocol.values.state import State
 from ..protocol.values.topics import LogOutgrown
 from .letters.intake import OpenedLetter, Quarantine, StepLetters
 from .projector import CurrentPendingFile
+from .step_log import EncodedStep
 from .term import Term
 
 log = logging.getLogger("lakemq.serve")
@@ -364,7 +365,7 @@ class StepDecider:
         """Append the step to the log, and queue it for projection. Raises NotLeader."""
         state, begun_at_ms = term.state, self._clock.steady_ms()
         step = Step(state.step, state.now_ms, state.leader_epoch, entries, rows)
-        term.log.append(term.log.encode(step, state.leader, state.lease_ms))
+        term.log.append(self._encode(term, step))
         term.current_at_ms = begun_at_ms
         if term.lines is not None:
             term.lines.note_step(begun_at_ms)
@@ -373,6 +374,26 @@ class StepDecider:
         term.background.add_step(step)
         term.events.note(step, state)
         self._crash_point("sequencer.step_landed")
+
+    def _encode(self, term: Term, step: Step) -> EncodedStep:
+        try:
+            return term.log.encode(step, term.state.leader, term.state.lease_ms)
+        except Exception:
+            for entry in step.entries:
+                self._quarantine_unless_encodable(term, step, entry)
+            raise
+
+    def _quarantine_unless_encodable(self, term: Term, step: Step, entry: JournalEntry) -> None:
+        try:
+            alone = Step(step.step, step.decided_at_ms, step.leader_epoch, [entry])
+            term.log.encode(alone, term.state.leader, term.state.lease_ms)
+        except Exception as error:
+            fields = {"step": step.step, "requests": [entry.request_id]}
+            text = "The decision for %s cannot be encoded: %s"
+            log.error(text, entry.request_id or "time", error, extra=fields)
+            if entry.request_id is not None:
+                client_id, _, number = entry.request_id.rpartition("/")
+                self._quarantine.refuse_next_time(client_id, int(number))
 
 
 def _log_failed_observation(error: Exception) -> None:
