@@ -8,6 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from examples import examples
+from faulty_files import FaultyFiles
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lakemq.engine.client.fetch import arrow
 from lakemq.engine.client.fetch.arrow import FETCHED, fetch_arrow
@@ -15,7 +19,8 @@ from lakemq.engine.client.fetch.fetch_result import Message, _iterate_rows, to_m
 from lakemq.engine.client.fetch.log_reader import StepRows
 from lakemq.engine.client.fetch.lookup import PLAN_SCHEMA
 from lakemq.engine.client.fetch.plan import FetchPlan
-from lakemq.engine.namespace.data_file import write_data_file
+from lakemq.engine.client.fetch.rows import RowGroupCache
+from lakemq.engine.namespace.data_file import new_data_file, write_data_file
 from lakemq.engine.protocol.codec.letter import encode_rows
 from lakemq.errors import FileTruncated
 from lakemq.tables.specs.messages import BODY_SCHEMA, SEQUENCERS_FILES
@@ -116,3 +121,25 @@ def test_iterated_messages_equal_the_rows_of_the_table(headers: list[Any]) -> No
     for _ in range(3):  # one pass for each level of tuples
         gc.collect()
     assert not any(map(gc.is_tracked, rows)), "rows that wait cost the garbage collector nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@examples(30)
+@given(
+    st.lists(st.tuples(st.integers(0, 2_900), st.integers(1, 900)), min_size=1, max_size=6),
+    st.sampled_from([0, 20_000, 1 << 30]),
+)
+def test_cache_does_not_change_the_rows_of_a_fetch(
+    tmp_path_factory: pytest.TempPathFactory, polls: list[tuple[int, int]], most_bytes: int
+) -> None:
+    """The file has several row groups."""
+    files, cache = FaultyFiles(str(tmp_path_factory.mktemp("kept"))), RowGroupCache(most_bytes)
+    with new_data_file(files, OTHER) as writer:
+        for first in range(0, 3_000, 700):
+            writer.write(make_body(first, min(700, 3_000 - first)))
+    footer = writer.written(files).footer_hash
+    for first, count in polls:
+        ranges = [(OTHER, first, min(count, 3_000 - first))]
+        with_kept = fetch_arrow(files, make_plan(ranges, [], footer), cache)
+        assert with_kept.equals(fetch_arrow(files, make_plan(ranges, [], footer)))

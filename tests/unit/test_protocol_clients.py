@@ -5,10 +5,12 @@ from protocol_harness import HOUR_MS, Harness
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded, InvalidRequest, Refusal
+from lakemq.engine.protocol.rules import clients
 from lakemq.engine.protocol.rules.clients import Turn, find_turn
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.decision import Limits
 from lakemq.engine.protocol.values.producers import InitProducer
+from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic
 
 
@@ -100,3 +102,20 @@ def test_client_that_sends_in_the_step_does_not_expire(mq: Harness) -> None:
     assert 0 in mq.state.producers
     assert "late" not in mq.state.clients
     assert {entry.record.subject for entry in folded} == {"late", "client-1"}
+
+
+def test_lease_is_taken_kept_and_given_back() -> None:
+    state = State()
+    assert clients.may_lead(state, "a", 0)
+    machine.fold(state, [clients.decide_take_over(state, "a", 500)])
+    assert (state.leader, state.leader_epoch, state.lease_ms) == ("a", 1, 500)
+    assert not clients.may_lead(state, "b", 500)
+    assert clients.may_lead(state, "b", 501)
+    assert clients.may_lead(state, "a", 0)
+    machine.fold(state, [clients.decide_renew(state)])
+    assert (state.leader, state.leader_epoch) == ("a", 1)
+    machine.fold(state, [clients.decide_take_over(state, "b", 700)])
+    assert (state.leader, state.leader_epoch, state.lease_ms) == ("b", 2, 700)
+    machine.fold(state, [clients.decide_resign(state)])
+    assert clients.may_lead(state, "a", 0)
+    assert state.leader_epoch == 2

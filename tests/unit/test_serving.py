@@ -19,6 +19,7 @@ from unit.served import until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import new_file_id, write_data_file
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
@@ -35,8 +36,8 @@ from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated, Topi
 from lakemq.engine.sequencer import projector, step_decider
 from lakemq.engine.sequencer import serving as serving_module
 from lakemq.engine.sequencer.projector import Projector
-from lakemq.engine.sequencer.sequencer import MAX_FAILED_TERMS, Sequencer
-from lakemq.engine.sequencer.serving import Serving
+from lakemq.engine.sequencer.sequencer import MAX_FAILED_TERMS, Sequencer, StepReport
+from lakemq.engine.sequencer.serving import Serving, _Pace
 from lakemq.jobs.doctor.namespace import check_aside
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.storage.delta.store import Store
@@ -424,3 +425,11 @@ workers.shutdown(wait=False, cancel_futures=True)
 def test_a_store_that_hangs_does_not_keep_the_process() -> None:
     completed = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30)
     assert completed.stdout == "True\n"
+
+
+def test_looks_after_a_letter_keep_to_the_tick() -> None:
+    """engine.tick.ms limits what the looks cost."""
+    pace = _Pace(EngineConfig({"engine.tick.ms": 100}))
+    pace.rest_after_ms(StepReport(step=1, letters=1, backlog=False, is_watching=False), 15.0)
+    quiet = StepReport(step=1, letters=0, backlog=False, is_watching=False)
+    assert [pace.rest_after_ms(quiet, 15.0) for _ in range(3)] == [85.0, 85.0, 85.0]
