@@ -19,6 +19,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.quality import audit as audit_module
 from lakemq.engine.client.quality.audit import INVARIANTS
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import TableDamaged
@@ -102,6 +103,7 @@ def test_audit_passes_while_sequencer_merges(tmp_path: Path) -> None:
         mq.topics.create("t", 2)
         for _ in range(30):
             mq.publish("t", rows(10))
+        until(lambda: read_watermark(mq.namespace.store).step > 0)
         report = audit(mq.namespace)
     assert [outcome for outcome in report.outcomes if outcome.broken] == []
     assert report.step > (report.after_step or 0)
