@@ -11,7 +11,7 @@ from ..fetch.fetch_result import Message, Row
 _OFFSET = Message._fields.index("offset")
 _get_key = itemgetter(Message._fields.index("key"))
 
-_LANES = 256
+_LANES_PER_THREAD = 8
 """Keys share a lane if their hashes do. More lanes would share less, and cost more when handlers are fast."""
 
 
@@ -37,7 +37,7 @@ class Lanes:
         """stop: no more lanes are taken when it is set."""
         self.lock = threading.Lock()
         self.ready: deque[Lane] = deque()
-        self._lanes = [Lane() for _ in range(_LANES)]
+        self._lanes = [Lane() for _ in range(_LANES_PER_THREAD * thread_count)]
         self._has_work, self._has_room = threading.Condition(self.lock), threading.Condition(self.lock)
         self._thread_count = self._low = thread_count
         """low: with so many ready lanes or fewer, there is room."""
@@ -61,7 +61,7 @@ class Lanes:
         lanes = self._lanes
         with self.lock:
             for row, key in zip(rows, map(_get_key, rows), strict=True):
-                lanes[hash(row[_OFFSET] if key is None else key) % _LANES].append(row)
+                lanes[hash(row[_OFFSET] if key is None else key) % len(lanes)].append(row)
             for lane in lanes:
                 if lane and not lane.is_taken:
                     lane.is_taken = True
