@@ -65,7 +65,7 @@ def java_hash(text: str) -> int:
     return _to_signed_number(h, 32)
 
 
-def shard(name: str) -> int:
+def find_shard(name: str) -> int:
     """Return the shard of a group or transactional id, as a partition of `__consumer_offsets` in Kafka.
 
     That is `Utils.abs(name.hashCode()) % SHARDS`. The hash -2^31, which has no positive twin, counts as 0.

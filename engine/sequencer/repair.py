@@ -211,7 +211,7 @@ class Repair:
     def __init__(self, namespace: Namespace) -> None:
         self._namespace, self._store, self._files = namespace, namespace.store, namespace.files
         self.damages, self._tables = list[Damage](), dict[str, _PlannedTable]()
-        self._is_final_missing, self._gone, self._steps = False, list[TableSpec](), list[Step]()
+        self._is_final_missing, self._missing_tables, self._steps = False, list[TableSpec](), list[Step]()
         try:
             with report_damage(self._store):
                 self._plan()
@@ -234,7 +234,7 @@ class Repair:
                     self._tables[spec.name] = _PlannedTable(self._store, spec)
             except NotATable as error:
                 if isinstance(error, MissingTable) and not error.is_needed:
-                    self._gone.append(spec)
+                    self._missing_tables.append(spec)
                     self.damages.append(Damage(spec.name, f"{error}. {_LOST}", _REPAIR))
                 else:
                     self._refuse(spec.name, f"its log is lost or damaged: {error}")
@@ -419,7 +419,7 @@ class Repair:
             raise TableDamaged(f"Nothing was changed, because this is beyond repair: {beyond}.", expected=_RESTORE)
         written = []
         with _lead(self._namespace, *self._stands_on) as renew:
-            for spec in self._gone:
+            for spec in self._missing_tables:
                 self._store.create(spec)
                 self._tables[spec.name], self._is_old[spec.name] = _PlannedTable(self._store, spec), True
                 self._plan_admin_log()

@@ -9,7 +9,7 @@ import yaml
 from golden.story import Story
 
 import lakemq
-from lakemq.engine.protocol.hashing import murmur2, murmur2_partition, shard
+from lakemq.engine.protocol.hashing import find_shard, murmur2, murmur2_partition
 from lakemq.engine.protocol.names import find_reached_topics, is_name
 
 FOLDER = Path(__file__).parent
@@ -65,7 +65,7 @@ def test_murmur2_is_kafkas(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", cases("hashes.yaml")["shards"], ids=name_case)
 def test_groups_are_sharded_by_javas_hash(case: dict[str, Any]) -> None:
-    assert shard(text_of(case)) == case["shard"]
+    assert find_shard(text_of(case)) == case["shard"]
 
 
 @pytest.mark.parametrize("case", cases("routing.yaml"), ids=name_case)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from sys import modules
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ...namespace.process import ProcessBound, end_block
 from ...protocol.values.offsets import OffsetCommit
@@ -16,10 +16,6 @@ from .parts import ConsumerLock, ConsumerParts, Moves, check_assignment
 from .position_reader import PositionReader, UnseenPositions
 from .progress import Ends, Remainder, read_until_end
 from .queue_poll import QueueReader, UnseenDeliveries
-
-if TYPE_CHECKING:
-    from .position_reader import PositionReader, UnseenPositions
-    from .queue_poll import QueueReader, UnseenDeliveries
 
 PartitionReader: TypeAlias = PositionReader | QueueReader
 """Reads the partitions of a consumer: from positions, or the deliveries of a queue group. The consumer holds its lock

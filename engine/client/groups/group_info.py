@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.errors import GroupIdNotFound
-from ...protocol.hashing import shard
+from ...protocol.hashing import find_shard
 from ...protocol.names import shorten
 from ...protocol.values.assignments import (
     Assignment,
@@ -192,7 +192,7 @@ def describe_group(
     retention_ms = state.offsets_retention_ms(name, retention_ms)
     return GroupInfo(
         group=name,
-        shard=shard(name),
+        shard=find_shard(name),
         coordinator=state.leader,
         protocol=group.setting("group.protocol") if group else None,
         state=(group.status if group else GroupStatus.EMPTY).value,

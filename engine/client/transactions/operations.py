@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...namespace.process import ProcessBound
 from ...protocol.errors import TransactionalIdNotFound
-from ...protocol.hashing import shard
+from ...protocol.hashing import find_shard
 from ...protocol.names import shorten
 from ...protocol.values.state import State
 from ...protocol.values.transactions import (
@@ -135,6 +135,6 @@ def _info(state: State, name: str, transaction: Transaction, now_ms: int) -> Tra
         tuple(sorted(transaction.offsets)),
         transaction.error,
         transaction.batch_id,
-        shard(name),
+        find_shard(name),
         state.leader,
     )

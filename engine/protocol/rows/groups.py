@@ -20,7 +20,7 @@ from lakemq.tables.specs.groups import (
     MemberRow,
 )
 
-from ..hashing import shard
+from ..hashing import find_shard
 from ..values.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, TopicIdPartition
 from ..values.base import copy_fields, find_shared_fields
 from ..values.deliveries import (
@@ -59,7 +59,7 @@ def _build_group_row(state: State, name: str) -> GroupRow:
     group = existing or Group(name)
     return GroupRow(
         step=state.step,
-        shard=shard(group.group),
+        shard=find_shard(group.group),
         protocol=group.setting("group.protocol"),
         state=(group.status if existing else GroupStatus.DEAD).value,
         leader=group.leader.member_id if group.leader else None,
@@ -241,13 +241,13 @@ def row_to_stretch(row: dict[str, Any]) -> Stretch:
 
 def _project_offsets(state: State, steps: StepBatch) -> pa.Table:
     changed = map_change_times(state.changes.offsets, steps)
-    shards = {group: shard(group) for group in {group for group, _ in changed}}
+    shards = {group: find_shard(group) for group in {group for group, _ in changed}}
     return CONSUMER_OFFSETS.table(
         _build_row(state, group, tp, at_ms, shards[group]) for (group, tp), at_ms in changed.items()
     )
 
 
-def _build_row(state: State, group: str, tp: TopicIdPartition, at_ms: int, shard_: int) -> ConsumerOffsetRow:
+def _build_row(state: State, group: str, tp: TopicIdPartition, at_ms: int, shard: int) -> ConsumerOffsetRow:
     committed, (topic_id, partition) = state.offsets.get(group, {}).get(tp), tp
     deliveries = state.find_deliveries(group, tp)
     return ConsumerOffsetRow(
@@ -259,7 +259,7 @@ def _build_row(state: State, group: str, tp: TopicIdPartition, at_ms: int, shard
         committed_offset=committed.offset if committed else 0,
         ranges=None if deliveries is None else [stretch_to_row(stretch) for stretch in deliveries.stretches],
         silent_since_ms=0 if deliveries is None else deliveries.silent_since_ms,
-        shard=shard_,
+        shard=shard,
         removed=committed is None,
         **copy_fields(committed or CommittedOffset(0, None, at_ms), _COMMIT_FIELDS),
     )

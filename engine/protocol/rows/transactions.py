@@ -17,7 +17,7 @@ from lakemq.tables.specs.transactions import (
     TransactionalIdRow,
 )
 
-from ..hashing import shard
+from ..hashing import find_shard
 from ..values.base import copy_fields, find_shared_fields
 from ..values.deliveries import MessageRanges, Range
 from ..values.journal import StepBatch
@@ -125,7 +125,7 @@ def _project_transactions(state: State, steps: StepBatch) -> pa.Table:
         return TRANSACTIONS.empty()
     moves = [record for _, record in find_records(steps, TransactionMoved)]
     # the moves of a transaction repeat its id and its partitions
-    find_shard = cache(shard)
+    find_shard_once = cache(find_shard)
 
     @cache
     def name_partition(topic_id: int, partition: int) -> str:
@@ -135,7 +135,7 @@ def _project_transactions(state: State, steps: StepBatch) -> pa.Table:
         step=[placed.step.step for placed in placed_moves],
         position=[placed.position for placed in placed_moves],
         transactional_id=[move.transactional_id for move in moves],
-        shard=[find_shard(move.transactional_id) for move in moves],
+        shard=[find_shard_once(move.transactional_id) for move in moves],
         producer_id=[move.producer_id for move in moves],
         producer_epoch=[move.producer_epoch for move in moves],
         state=[move.status.value for move in moves],
