@@ -120,6 +120,10 @@ STORE_TESTS := -n 2 --dist loadfile tests/stores --ignore=$(CLUSTER)
 STORES = $(BIN)/python -m lakemq.jobs.jars s3a && s3=$$($(BIN)/python tests/versitygw.py) && \
 	  azure=$$($(BIN)/python tests/azurite.py) && gcs=$$($(BIN)/python tests/gcs_server.py) && \
 	  export LAKEMQ_TEST_S3="$$s3" LAKEMQ_TEST_AZURE="$$azure" LAKEMQ_TEST_GCS="$$gcs" &&
+.PHONY: programs
+programs: $(READY) $(PYRIGHT)/ready $(AIRFLOW)/ready ## what the targets of tests below fetch and build once
+	$(STORES) $(BIN)/python tests/promtool.py
+
 .PHONY: test-stores
 test-stores: $(READY) $(ARCHIVE) ## the contract of a store on real servers, a cluster with faults on one of them, the programs of the guide on each
 	$(STORES) $(BIN)/pytest $(STORE_TESTS) -m "not nightly" && \
