@@ -98,15 +98,19 @@ class ConsumerBatch(ProcessBound):
         >>> rows = batch.to_arrow() if batch else None  # doctest: +SKIP
     """
 
-    ownership: Mapping[TopicPartition, Ownership] = {}
-
-    def __init__(self, group: str, parts: list[FetchResult], offsets: ConsumedOffsets) -> None:
+    def __init__(
+        self,
+        group: str,
+        parts: list[FetchResult],
+        offsets: ConsumedOffsets,
+        ownership: Mapping[TopicPartition, Ownership],
+    ) -> None:
         """Make a batch of the parts, one per topic.
 
         There is at least one part, so that a batch without messages is a DataFrame as well; none if the consumer had no
         partitions.
         """
-        self.group, self._parts, self.offsets = group, parts, offsets
+        self.group, self._parts, self.offsets, self.ownership = group, parts, offsets, ownership
         self.outcome = PollOutcome.MESSAGES
         self._find_reasons: Callable[[], Sequence[str]] = tuple
 
@@ -235,9 +239,10 @@ class QueueBatch(ConsumerBatch):
         group: str,
         parts: list[FetchResult],
         offsets: ConsumedOffsets,
+        ownership: Mapping[TopicPartition, Ownership],
         shown: Mapping[TopicPartition, ShownPartition],
     ) -> None:
-        super().__init__(group, parts, offsets)
+        super().__init__(group, parts, offsets, ownership)
         self.shown = dict(shown)
 
     def to_arrow(self, parse: bool = False) -> pa.Table:

@@ -5,6 +5,7 @@ Recorded outcomes wait here until they are sent to the group, and are sent again
 refuse them; the messages may then be open again.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ from ...protocol.values.deliveries import (
     Spans,
     Stretch,
     WantedMessages,
+    clip_stretches,
     group_into_spans,
+    stretches_to_ranges,
 )
 from ..offsets import TopicPartition
 from .batch import DeliverySpan
@@ -130,23 +133,46 @@ class AckTracker:
 
     def find_unshown(self, acquired: Iterable[Stretch]) -> list[Stretch]:
         """Return the parts of the acquired stretches that were not shown since their newest delivery."""
-        unshown = []
-        for stretch in acquired:
-            span, shown = stretch.span, self._shown.get(stretch.deliveries)
-            gaps = [span] if shown is None else shown.missing(*span)
-            unshown += [stretch.cut(first, end) for gap in gaps for first, end in self._returning.missing(*gap)]
-        return unshown
+        return [
+            part
+            for stretch in acquired
+            for part in stretch.cut_out(self._shown.get(stretch.deliveries, Spans()), self._returning)
+        ]
 
-    def find_first_given_back(self, deliveries: Deliveries) -> int | None:
+    def take_showable(self, owned: OwnedPartition, in_order: bool) -> tuple[list[Stretch], OwnedPartition]:
+        """Take in the group's state, and return the acquired messages that can be shown now, up to the first gap.
+
+        They end at a gap because one fetch reads one range of offsets.
+
+        Args:
+            owned: the partition with the group's state.
+            in_order: with `nack.order` `partition`, no message is shown before an earlier one that was given back.
+                Later messages that were prefetched are returned unseen, so their delivery does not count. The group
+                then delivers all of them again, the lowest offset first.
+
+        Returns:
+            The messages, and the partition, in which those that are returned are available again.
+        """
+        bounds, deliveries = owned.bounds, owned.deliveries
+        assert deliveries is not None
+        self.follow(deliveries)
+        unshown = self.find_unshown(clip_stretches(deliveries.list_acquired_stretches(), bounds.first, bounds.end))
+        if in_order and unshown and (given_back := self._find_first_given_back(deliveries)) is not None:
+            later = clip_stretches(unshown, given_back, bounds.end)
+            for stretch in later:
+                self._add_outcome(PendingOutcome(AckOutcome.UNSEEN, stretch.deliveries), *stretch.span)
+            deliveries = deliveries.copy()  # later views share the group's state
+            deliveries.change(stretches_to_ranges(later), _make_available)
+            owned = dataclasses.replace(owned, deliveries=deliveries)
+            unshown = clip_stretches(unshown, bounds.first, given_back)
+        return take_adjoining(unshown), owned
+
+    def _find_first_given_back(self, deliveries: Deliveries) -> int | None:
         """Return the lowest offset that was given back, whether the group knows of it yet or not."""
-        returning = next(iter(self._returning), None)
-        candidates = (deliveries.first_given_back, None if returning is None else returning[0])
-        return min((offset for offset in candidates if offset is not None), default=None)
-
-    def return_unseen(self, stretches: Iterable[Stretch]) -> None:
-        """Give messages that were never shown back to the group. Their delivery does not count."""
-        for stretch in stretches:
-            self._add_outcome(PendingOutcome(AckOutcome.UNSEEN, stretch.deliveries), stretch.first, stretch.end)
+        offsets = [first for first, _ in self._returning][:1]
+        if deliveries.first_given_back is not None:
+            offsets.append(deliveries.first_given_back)
+        return min(offsets, default=None)
 
     def note_answer(self, acknowledgement: Acknowledgement) -> None:
         """Note that the group has answered an acknowledgement, or never will.
@@ -156,7 +182,7 @@ class AckTracker:
         for first, count in acknowledgement.ranges:
             self._returning.remove(first, first + count)
 
-    def show(self, stretches: Iterable[Stretch], messages: Spans, expired: Spans) -> None:
+    def show(self, stretches: Iterable[Stretch], messages: Spans, expired: Spans) -> list[Acknowledgement]:
         """Mark the stretches as shown, and open their messages.
 
         The user never sees offsets that have expired or hold no message, so their outcome is recorded here.
@@ -165,7 +191,11 @@ class AckTracker:
             stretches: what the poll hands out.
             messages: offsets that hold a message for this reader.
             expired: offsets whose message has expired.
+
+        Returns:
+            The acknowledgements that would accept the messages.
         """
+        acknowledgements = []
         self._followed_start = None
         for stretch in stretches:
             span = stretch.span
@@ -174,13 +204,17 @@ class AckTracker:
             self._shown.setdefault(stretch.deliveries, Spans()).add(*span)
             self._acked.remove(*span)
             self._unconfirmed.remove(*span)
-            for first, end in messages.within(*span):
+            opened = list(messages.within(*span))
+            for first, end in opened:
                 self._open.add(first, end)
             for gap in messages.missing(*span):
                 for first, end in expired.within(*gap):
                     self._add_outcome(PendingOutcome(AckOutcome.EXPIRE, stretch.deliveries), first, end)
                 for first, end in expired.missing(*gap):
                     self._add_outcome(PendingOutcome(AckOutcome.ACK, stretch.deliveries), first, end)
+            if opened:
+                acknowledgements.append(self.build_acknowledgement(AckOutcome.ACK, stretch, opened))
+        return acknowledgements
 
     def hide(self, stretches: Iterable[Stretch]) -> None:
         """Undo `show` for messages that the user has not seen."""
@@ -308,6 +342,18 @@ class AckTracker:
                 for span in shown.within(*refused):
                     self._open.add(*span)
         self._refused, self._followed_start = Spans(), deliveries.start
+
+
+def take_adjoining(stretches: list[Stretch]) -> list[Stretch]:
+    """Return the stretches up to the first gap."""
+    for count, (before, after) in enumerate(pairwise(stretches), 1):
+        if before.end != after.first:
+            return stretches[:count]
+    return stretches
+
+
+def _make_available(stretch: Stretch) -> Stretch:
+    return Stretch(stretch.first, stretch.length, DeliveryStatus.AVAILABLE, stretch.deliveries - 1)
 
 
 LONGEST_WAIT_MS = 60_000

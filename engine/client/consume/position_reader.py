@@ -428,9 +428,8 @@ class PositionReader:
         if parts is None:
             return None
         self._move(ends, moves)
-        batch = ConsumerBatch(self._parts.group, parts, self._partitions.build_offsets(ends, topic_ids))
-        batch.ownership = self._partitions.find_ownership(batch.offsets)
-        return batch
+        ownership = self._partitions.find_ownership(ends)
+        return ConsumerBatch(self._parts.group, parts, self._partitions.build_offsets(ends, topic_ids), ownership)
 
     def _move(self, ends: Mapping[TopicPartition, int], moves: Moves) -> None:
         before = self.by_partition

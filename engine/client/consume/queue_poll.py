@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -16,19 +16,18 @@ from ...protocol.values.assignments import Group
 from ...protocol.values.deliveries import (
     Acknowledgement,
     AckOutcome,
-    DeliveryStatus,
     Spans,
     Stretch,
     WantedMessages,
+    clip_stretches,
     group_into_spans,
-    stretches_to_ranges,
 )
 from ..fetch.fetch_result import FetchResult, Message
 from ..offsets import ConsumedMessages, TopicPartition
 from .batch import ConsumerBatch, QueueBatch, ShownPartition
 from .member import ANSWER_MS, QueueMember
 from .membership import MembershipView, OwnedPartition, QueueSettings
-from .outcomes import LONGEST_WAIT_MS, AckSender, AckTracker
+from .outcomes import LONGEST_WAIT_MS, AckSender
 from .parts import ConsumerParts, Moves, divide_room
 from .position_reader import find_held_back
 
@@ -83,20 +82,18 @@ class PollSelection:
     """The messages that a poll shows.
 
     Attributes:
-        stretches: (topic, partition) -> adjoining stretches, at least one.
-        unshown_count: acquired messages that stay for the next poll.
+        starts: (topic, partition) -> the first offset.
+        ends: (topic, partition) -> the end offset (exclusive).
+        stretches: (topic, partition) -> the adjoining stretches from start to end.
+        open_count: messages that the user has from polls before, without an outcome.
+        next_count: messages at most to request for the next poll.
     """
 
+    starts: dict[TopicPartition, int]
+    ends: dict[TopicPartition, int]
     stretches: dict[TopicPartition, list[Stretch]]
-    unshown_count: int
-
-    @property
-    def starts(self) -> dict[TopicPartition, int]:
-        return {tp: stretches[0].first for tp, stretches in self.stretches.items()}
-
-    @property
-    def ends(self) -> dict[TopicPartition, int]:
-        return {tp: stretches[-1].end for tp, stretches in self.stretches.items()}
+    open_count: int
+    next_count: int
 
 
 class QueueReader:
@@ -155,25 +152,22 @@ class QueueReader:
                 if tracker.has_open:
                     tracker.record(AckOutcome.ACK, [(*span, None) for span in tracker.list_open_spans()])
         self.acks_previous = False
-        max_records = self._limit_poll(max_records)
         working = {tp: partition for tp, partition in owned.items() if self._trackers[tp].has_work(partition)}
         selection = self._select(working, max_records)
         topic_ids = {topic: partition.bounds.topic_id for (topic, _), partition in owned.items()}
-        ends = selection.ends
-        parts = self._parts.fetcher.fetch_topics(selection.starts, ends, topic_ids, owned)
+        parts = self._parts.fetcher.fetch_topics(selection.starts, selection.ends, topic_ids, owned)
         if parts is None:
             return None
         shown, acks = self._show(selection, parts, working, moves)
         next_messages: list[WantedMessages] = []
         if self._ack_sender.acquire_request is None:  # at most one request is under way
-            next_messages = self.plan_next(working, max_records - selection.unshown_count)
+            next_messages = self.plan_next(working, selection.next_count)
         self._ack_sender.send(next_messages)
-        offsets = self._member.build_offsets(ends, topic_ids)
+        ownership = self._member.find_ownership(selection.ends)
+        offsets = self._member.build_offsets(selection.ends, topic_ids)
         if not is_auto_ack:  # otherwise the next poll acknowledges, and a transaction must not
             offsets = ConsumedMessages(offsets, acks, self._has_open)
-        batch = QueueBatch(self._parts.group, parts, offsets, shown)
-        batch.ownership = self._member.find_ownership(ends)
-        return batch
+        return QueueBatch(self._parts.group, parts, offsets, ownership, shown)
 
     def _take_view(self) -> MembershipView:
         """Take the view of `begin_poll`, or a new one if that was taken, and note its settings and time."""
@@ -193,37 +187,31 @@ class QueueReader:
         shown = (self._trackers.get(tp) for tp in self._shown_last)
         return sum(tracker.open_count for tracker in shown if tracker is not None)
 
-    def _count_room(self) -> int:
-        """Return how many more messages may be shown before some get an outcome."""
-        return self._settings.max_unacknowledged - self.count_open()
-
-    def _limit_poll(self, max_count: int) -> int:
-        """Return how many messages the poll may show: what the member can finish within max.handoff.ms."""
-        self._pace.note(self.count_open(), self._now_ms)
-        settings = self._settings
-        if not settings.handoff_ms:
-            return max_count
-        return min(max_count, self._pace.find_limit(settings.handoff_ms, settings.max_unacknowledged))
-
     def _select(self, owned: dict[TopicPartition, OwnedPartition], max_count: int) -> PollSelection:
         """Select acquired messages that were not shown, evenly from all partitions that may be shown.
 
         Args:
             owned: the member's partitions that have a tracker, and that may have something to do. Partitions that
                 return messages unseen are replaced in it.
-            max_count: messages at most; the room of the user is another bound.
+            max_count: messages at most. Other bounds are the room of the user, and what the member can finish within
+                max.handoff.ms.
         """
-        delivers_paused, in_order = self._settings.handoff_ms > 0, self._settings.policy.in_order
-        unshown = {
-            tp: take_showable(self._trackers[tp], owned, tp, in_order)
-            for tp, partition in self._put_last_shown_at_end(owned).items()
-            if tp not in self.paused_by_user and (delivers_paused or not partition.is_paused)
-        }
-        counts = {tp: _count(stretches) for tp, stretches in unshown.items()}
+        settings, showable = self._settings, dict[TopicPartition, list[Stretch]]()
+        for tp, partition in self._put_last_shown_at_end(owned).items():
+            if tp not in self.paused_by_user and (settings.handoff_ms or not partition.is_paused):
+                showable[tp], owned[tp] = self._trackers[tp].take_showable(partition, settings.policy.in_order)
         # after the group's state is taken in: a transaction may have settled open messages
-        sizes = divide_room(counts, max(0, min(max_count, self._count_room())))
-        selected = {tp: take_first(unshown[tp], size) for tp, size in sizes.items() if size}
-        return PollSelection(selected, sum(counts.values()) - sum(map(_count, selected.values())))
+        open_count = self.count_open()
+        self._pace.note(open_count, self._now_ms)
+        if settings.handoff_ms:
+            max_count = min(max_count, self._pace.find_limit(settings.handoff_ms, settings.max_unacknowledged))
+        counts = {tp: sum(stretch.length for stretch in stretches) for tp, stretches in showable.items()}
+        sizes = divide_room(counts, max(0, min(max_count, settings.max_unacknowledged - open_count)))
+        starts = {tp: showable[tp][0].first for tp, size in sizes.items() if size}
+        ends = {tp: start + sizes[tp] for tp, start in starts.items()}
+        stretches = {tp: clip_stretches(showable[tp], start, ends[tp]) for tp, start in starts.items()}
+        unshown_count = sum(counts.values()) - sum(sizes.values())
+        return PollSelection(starts, ends, stretches, open_count, max_count - unshown_count)
 
     def _put_last_shown_at_end(
         self, owned: Mapping[TopicPartition, OwnedPartition]
@@ -242,20 +230,16 @@ class QueueReader:
 
         `moves` is extended first, so that an interrupted poll can hide the messages again.
         """
-        shown, acks = {}, []
+        shown, acks, by_topic = {}, list[Acknowledgement](), {part.plan.topic: part for part in parts}
         for tp, stretches in selection.stretches.items():
             tracker = self._trackers[tp]
             moves[tp] = (tracker, [*moves[tp][1], *stretches] if tp in moves else stretches)
-            messages, expired = find_message_spans(parts, tp)
-            tracker.show(stretches, messages, expired)
+            acks += tracker.show(stretches, *find_message_spans(by_topic[tp[0]], tp[1]))
             self._shown_last.pop(tp, None)
             self._shown_last[tp] = None
             shown[tp] = ShownPartition(tracker.topic_id, tracker.epoch, owned[tp].start_offset, stretches)
-            for stretch in stretches:
-                # The tracker itself accepts offsets that hold no message.
-                if spans := list(messages.within(*stretch.span)):
-                    acks.append(tracker.build_acknowledgement(AckOutcome.ACK, stretch, spans))
-        self._pace.note(self.count_open(), self._parts.clock.steady_ms())
+        shown_count = sum(count for part in acks for _, count in part.ranges)
+        self._pace.note(selection.open_count + shown_count, self._parts.clock.steady_ms())
         return shown, acks
 
     def plan_next(self, owned: Mapping[TopicPartition, OwnedPartition], max_count: int) -> list[WantedMessages]:
@@ -280,24 +264,21 @@ class QueueReader:
         }
         held_count = sum(partition.deliveries.held_count for partition in owned.values() if partition.deliveries)
         room = max(0, min(max_count, 2 * self._settings.max_unacknowledged - held_count))
-        available, last_deliveries = {}, []
+        available, last_deliveries, with_deleted = {}, [], []
         for tp, partition in open_for_more.items():
-            assert partition.deliveries is not None
-            if partition.deliveries.is_next_last(self._settings.policy, now_ms):
+            bounds, deliveries = partition.bounds, partition.deliveries
+            assert deliveries is not None
+            # Messages may have been deleted while the member had them, or while they were dying. Any request for the
+            # partition, even for 0 messages, makes the group pass over them.
+            if deliveries.has_unsettled_before(bounds.first):
+                with_deleted.append(tp)
+            if deliveries.is_next_last(self._settings.policy, now_ms):
                 last_deliveries.append(tp)
-            end = max(partition.bounds.end, partition.bounds.first)
-            ranges = partition.deliveries.next_ranges(self._settings.policy, end, room, now_ms)
+            ranges = deliveries.next_ranges(self._settings.policy, max(bounds.end, bounds.first), room, now_ms)
             available[tp] = sum(count for _, count in ranges)
         if last_deliveries:
             available = {} if held_count else {last_deliveries[0]: 1}
         counts = divide_room(available, room)
-        # Messages may have been deleted while the member had them, or while they were dying. Any request for the
-        # partition, even for 0 messages, makes the group pass over them.
-        with_deleted = [
-            tp
-            for tp, partition in open_for_more.items()
-            if partition.deliveries and partition.deliveries.has_unsettled_before(partition.bounds.first)
-        ]
         return [
             WantedMessages(partition.bounds.topic_id, tp[1], partition.epoch, counts.get(tp, 0))
             for tp, partition in open_for_more.items()
@@ -333,7 +314,7 @@ class QueueReader:
 
     def explain_empty(self, batch: ConsumerBatch) -> None:
         """Note why the batch is empty. Raises IllegalState: the user has as many messages as it may have."""
-        if self._trackers and self._count_room() <= 0:
+        if self._trackers and self.count_open() >= self._settings.max_unacknowledged:
             raise IllegalState(
                 "The member has as many unacknowledged messages as it may have. Acknowledge them, or give them back"
                 " with nack.",
@@ -379,77 +360,15 @@ class QueueReader:
             wait([request], min(max(min(poll_ms, most_ms), 1), LONGEST_WAIT_MS) / 1000)
 
 
-def _count(stretches: Sequence[Stretch]) -> int:
-    return sum(stretch.length for stretch in stretches)
-
-
-def take_showable(
-    tracker: AckTracker, owned: dict[TopicPartition, OwnedPartition], tp: TopicPartition, in_order: bool
-) -> list[Stretch]:
-    """Return the acquired messages of a partition that were not shown, up to the first gap.
-
-    They end at a gap because one fetch reads one range of offsets.
-
-    Args:
-        tracker: what the user was shown.
-        owned: the group's state of the member's partitions.
-        tp: the partition.
-        in_order: with `nack.order` `partition`, no message is shown before an earlier one that was given back. Later
-            messages that were prefetched are returned unseen, and the partition is replaced in `owned` accordingly. The
-            group then delivers all of them again, the lowest offset first.
-    """
-    bounds, deliveries = owned[tp].bounds, owned[tp].deliveries
-    assert deliveries is not None
-    tracker.follow(deliveries)
-    first, end = bounds.first, bounds.end
-    stretches = deliveries.list_acquired_stretches()
-    acquired = [part.cut(max(first, part.first), min(end, part.end)) for part in stretches]
-    unshown = tracker.find_unshown(part for part in acquired if part.length > 0)
-    if in_order and unshown and (given_back := tracker.find_first_given_back(deliveries)) is not None:
-        later = [part.cut(max(part.first, given_back), part.end) for part in unshown if part.end > given_back]
-        tracker.return_unseen(later)
-        deliveries = deliveries.copy()  # later views share the group's state
-        deliveries.change(stretches_to_ranges(later), _make_available)
-        owned[tp] = replace(owned[tp], deliveries=deliveries)
-        unshown = [part.cut(part.first, min(part.end, given_back)) for part in unshown if part.first < given_back]
-    contiguous: list[Stretch] = []
-    for part in unshown:
-        if contiguous and contiguous[-1].end != part.first:
-            break
-        contiguous.append(part)
-    return contiguous
-
-
-def _make_available(part: Stretch) -> Stretch:
-    return Stretch(part.first, part.length, DeliveryStatus.AVAILABLE, part.deliveries - 1)
-
-
-def take_first(stretches: Sequence[Stretch], count: int) -> list[Stretch]:
-    """Return the first `count` messages of the stretches."""
-    first_stretches = []
-    for stretch in stretches:
-        if count <= 0:
-            break
-        first_stretches.append(stretch.cut(stretch.first, min(stretch.end, stretch.first + count)))
-        count -= stretch.length
-    return first_stretches
-
-
-def find_message_spans(parts: Sequence[FetchResult], tp: TopicPartition) -> tuple[Spans, Spans]:
+def find_message_spans(part: FetchResult, partition: int) -> tuple[Spans, Spans]:
     """Return the offsets of a partition whose messages are shown, and those whose messages have expired."""
-    spans, expired, superseded = Spans(), Spans(), Spans()
-    for part in parts:
-        if part.plan.topic == tp[0]:
-            segments = part.plan.segments
-            columns = (segments.column(name).to_pylist() for name in ("partition", "base_offset", "record_count"))
-            for partition, first, count in zip(*columns, strict=True):
-                if partition == tp[1]:
-                    spans.add(first, first + count)
-            if any(part.hidden):
-                expired, superseded = (Spans(group_into_spans(offsets.get(tp[1], ()))) for offsets in part.hidden)
-    for span in chain(expired, superseded):
-        spans.remove(*span)
-    return spans, expired
+    segments, (expired_offsets, superseded_offsets) = part.plan.segments, part.hidden
+    columns = [segments.column(name).to_pylist() for name in ("partition", "base_offset", "record_count")]
+    rows = [(first, first + count) for number, first, count in zip(*columns, strict=True) if number == partition]
+    messages, expired = Spans(rows), group_into_spans(expired_offsets.get(partition, ()))
+    for span in chain(expired, group_into_spans(superseded_offsets.get(partition, ()))):
+        messages.remove(*span)
+    return messages, Spans(expired)
 
 
 class UnseenDeliveries:

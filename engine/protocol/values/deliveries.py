@@ -118,6 +118,13 @@ class Stretch(NamedTuple):
         """Return the part between two offsets, which lie in the stretch."""
         return self._replace(first=first, length=end - first)
 
+    def cut_out(self, *excluded: Spans) -> list[Stretch]:
+        """Return the parts whose offsets are in none of these sets."""
+        parts = [self]
+        for spans in excluded:
+            parts = [part.cut(first, end) for part in parts for first, end in spans.missing(*part.span)]
+        return parts
+
 
 def change_stretches(
     stretches: Sequence[Stretch], ranges: Sequence[Range], change: Callable[[Stretch], Stretch]
@@ -149,6 +156,12 @@ def append_stretch(stretches: list[Stretch], stretch: Stretch) -> None:
         stretches[-1] = stretches[-1].cut(stretches[-1].first, stretch.end)
     else:
         stretches.append(stretch)
+
+
+def clip_stretches(stretches: Iterable[Stretch], first: int, end: int) -> list[Stretch]:
+    """Return the parts of the stretches from `first` to `end` (exclusive)."""
+    clipped = [stretch.cut(max(first, stretch.first), min(end, stretch.end)) for stretch in stretches]
+    return [stretch for stretch in clipped if stretch.length > 0]
 
 
 def stretches_to_ranges(stretches: Iterable[Stretch]) -> list[Range]:
@@ -611,13 +624,8 @@ class Deliveries:
     def advance_start(self, offset: int) -> None:
         """Finish everything before the offset."""
         if offset > self.start:
-            self.start = offset
-            cut = (
-                stretch.cut(max(stretch.first, offset), stretch.end)
-                for stretch in self.stretches
-                if stretch.end > offset
-            )
-            self._set(list(cut))
+            next_offset, self.start = self.next_offset, offset
+            self._set(clip_stretches(self.stretches, offset, next_offset))
 
     def _set(self, stretches: list[Stretch]) -> None:
         self.stretches = stretches
