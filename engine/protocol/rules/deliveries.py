@@ -23,7 +23,6 @@ from ..values.base import Done, Record
 from ..values.decision import Decision, DecisionInputs
 from ..values.deliveries import (
     BY_MEMBER,
-    DELIVERY_TRANSITIONS,
     MAX_RANGES,
     Acknowledge,
     Acknowledgement,
@@ -32,7 +31,6 @@ from ..values.deliveries import (
     Acquire,
     DeathReason,
     Deliveries,
-    DeliveryEvent,
     DeliveryPolicy,
     DeliveryStatus,
     MessageRanges,
@@ -316,7 +314,7 @@ def acquire_messages(state: State, record: MessagesAcquired, segments: Segments)
         if not deliveries.held_count:
             deliveries.silent_since_ms = state.now_ms
         deliveries.acquire(part.ranges)
-        _update_progress(state, record.group, tp)
+        state.note_progress(record.group, tp)
 
 
 def settle_messages(state: State, record: MessagesSettled, segments: Segments) -> None:
@@ -325,9 +323,9 @@ def settle_messages(state: State, record: MessagesSettled, segments: Segments) -
         deliveries = state.find_deliveries(record.group, tp)
         if deliveries is None:
             continue
-        deliveries.change(part.ranges, partial(_settle_stretch, part, record.find_event(part)))
+        deliveries.settle(part, record.find_event(part))
         deliveries.silent_since_ms = state.now_ms if deliveries.held_count else 0
-        _update_progress(state, record.group, tp)
+        state.note_progress(record.group, tp)
         if part.reason is DeathReason.EXPIRED:
             committed = state.offsets[record.group][tp]
             more = committed.expired_count + sum(count for _, count in part.ranges)
@@ -339,16 +337,6 @@ def settle_messages(state: State, record: MessagesSettled, segments: Segments) -
         parts += [MessageRanges(*part.topic_partition, part.ranges) for part in record.parts]
 
 
-def _settle_stretch(settled: SettledMessages, event: DeliveryEvent, stretch: Stretch) -> Stretch:
-    status = DELIVERY_TRANSITIONS.move(stretch.status, event)
-    if status is DeliveryStatus.ACKNOWLEDGED:  # without details, so that neighbours become one stretch
-        return Stretch(stretch.first, stretch.length, status)
-    deliveries = stretch.deliveries - settled.uncounted
-    return Stretch(
-        stretch.first, stretch.length, status, deliveries, settled.not_before_ms, settled.reason, settled.error
-    )
-
-
 def pass_messages(state: State, record: MessagesPassed, segments: Segments) -> None:
     deliveries = state.deliveries.setdefault(record.group, {}).setdefault(
         record.topic_partition, Deliveries(record.offset)
@@ -356,19 +344,7 @@ def pass_messages(state: State, record: MessagesPassed, segments: Segments) -> N
     deliveries.advance_start(record.offset)
     if not deliveries.held_count:
         deliveries.silent_since_ms = 0
-    _update_progress(state, record.group, record.topic_partition)
-
-
-def _update_progress(state: State, group: str, tp: TopicIdPartition) -> None:
-    """Update what follows from the deliveries: the committed offset, the indexes, and a paused partition."""
-    start = state.deliveries[group][tp].start
-    committed = state.offsets.get(group, {})
-    if tp not in committed or committed[tp].offset != start:
-        state.set_offset(group, tp, start)
-    group_state = state.groups.get(group)
-    if group_state is not None and tp in group_state.paused:
-        state.touched_groups.add(group)
-    state.note_deliveries(group, tp)
+    state.note_progress(record.group, record.topic_partition)
 
 
 DECIDE: Rules = {Acquire: decide_acquire, Acknowledge: decide_acknowledge}

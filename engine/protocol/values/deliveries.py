@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -615,6 +616,10 @@ class Deliveries:
                 at = first + count
         self._set(stretches)
 
+    def settle(self, settled: SettledMessages, event: DeliveryEvent) -> None:
+        """Change the state of messages by a record. event: the one that leads to the state."""
+        self.change(settled.ranges, partial(_settle_stretch, settled, event))
+
     def extend_to(self, end: int) -> None:
         """Add new offsets before `end` as available, without a delivery."""
         first = max(self.next_offset, self.start)
@@ -644,6 +649,16 @@ class Deliveries:
 def _acquire_again(stretch: Stretch) -> Stretch:
     status = DELIVERY_TRANSITIONS.move(stretch.status, DeliveryEvent.ACQUIRE)
     return Stretch(stretch.first, stretch.length, status, stretch.deliveries + 1)
+
+
+def _settle_stretch(settled: SettledMessages, event: DeliveryEvent, stretch: Stretch) -> Stretch:
+    status = DELIVERY_TRANSITIONS.move(stretch.status, event)
+    if status is DeliveryStatus.ACKNOWLEDGED:  # without details, so that neighbours become one stretch
+        return Stretch(stretch.first, stretch.length, status)
+    deliveries = stretch.deliveries - settled.uncounted
+    return Stretch(
+        stretch.first, stretch.length, status, deliveries, settled.not_before_ms, settled.reason, settled.error
+    )
 
 
 def _count_messages(stretches: Iterable[Stretch], statuses: Sequence[DeliveryStatus]) -> int:

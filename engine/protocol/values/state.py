@@ -423,6 +423,15 @@ class State:
         self.changes.offsets[group, tp] = self.step
         self.dying.discard((group, *tp))
 
+    def note_progress(self, group: str, tp: tuple[int, int]) -> None:
+        """Update what follows from the deliveries: the committed offset, the indexes, and a paused partition."""
+        start, committed = self.deliveries[group][tp].start, self.offsets.get(group, {})
+        if tp not in committed or committed[tp].offset != start:
+            self.set_offset(group, tp, start)
+        if group in self.groups and tp in self.groups[group].paused:
+            self.touched_groups.add(group)
+        self.note_deliveries(group, tp)
+
     def note_deliveries(self, group: str, tp: tuple[int, int]) -> None:
         """Note that deliveries have changed, and update the index of dying messages. group: a group, or REDRIVE."""
         if group == REDRIVE:
