@@ -15,9 +15,10 @@ from protocol_harness import Harness
 
 from lakemq.engine.client.consume.membership import Membership
 from lakemq.engine.client.consume.options import MemberOptions
-from lakemq.engine.client.consume.parts import ConsumerParts, RangeFetcher
+from lakemq.engine.client.consume.parts import ConsumerParts
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import Message, Row
+from lakemq.engine.client.fetch.fetcher import RangeFetcher
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal, RequestTimedOut, error_from_refusal
 from lakemq.engine.protocol.values.deliveries import Acquire
@@ -76,7 +77,7 @@ class QueueWorld:
         parts = ConsumerParts(
             group,
             self,  # type: ignore[arg-type]
-            RangeFetcher(self._fetch, "read_committed"),  # type: ignore[arg-type]
+            RangeFetcher(_FetchResult, "read_committed"),  # type: ignore[arg-type]
             self.clock,
             _NO_WAITER,  # type: ignore[arg-type]
             lambda _: (),
@@ -148,16 +149,11 @@ class QueueWorld:
             for (_, partition), deliveries in sorted(self.core.state.deliveries.get(group, {}).items())
         }
 
-    def _fetch(
-        self, topic: str, topic_id: int, isolation: str, start: Mapping[int, int], end: Mapping[int, int]
-    ) -> Any:
-        return _FetchResult(topic, topic_id, start, end)
-
 
 class _FetchResult:
     """Messages by offset: each offset of the topic has one."""
 
-    def __init__(self, topic: str, topic_id: int, start: Mapping[int, int], end: Mapping[int, int]) -> None:
+    def __init__(self, topic: str, topic_id: int, _: str, start: Mapping[int, int], end: Mapping[int, int]) -> None:
         self._topic, self._spans = topic, [(p, start[p], end[p]) for p in sorted(start)]
         columns = {
             "partition": [p for p, _, _ in self._spans],

@@ -43,13 +43,13 @@ from .consume.group_consumer import GroupConsumer, MemberConsumer, read_member_o
 from .consume.group_stream import GroupStream
 from .consume.membership import HeartbeatThread, Membership
 from .consume.options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS, Names, Protocol, RebalanceListener
-from .consume.parts import ConsumerParts, RangeFetcher
+from .consume.parts import ConsumerParts
 from .consume.position_consumer import AssignedConsumer
 from .consume.position_reader import AssignedPartitions, Reset
 from .consume.queue_consumer import QueueConsumer
 from .consume.worker import BACKOFF_MS, Backoff, Errors, Handler, HandlerLoop, WorkerReport, parse_retry_rule
 from .fetch.fetch_result import FetchResult
-from .fetch.fetcher import Fetcher, StepWaiter
+from .fetch.fetcher import Fetcher, RangeFetcher, StepWaiter
 from .fetch.plan import Bounds, FetchPosition, Isolation, check_isolation
 from .fetch.rows import RowGroupCache
 from .groups.stalls import find_open_transactions

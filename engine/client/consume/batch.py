@@ -20,6 +20,7 @@ from ...protocol.values.deliveries import MAX_ERROR_LENGTH, Stretch, group_into_
 from ..arguments import invalid_argument, parse_flag, parse_partition, parse_topic_name
 from ..fetch.arrow import FETCHED
 from ..fetch.fetch_result import FetchResult, Message, Row, to_message
+from ..fetch.plan import Bounds
 from ..html_table import SHOWN_MESSAGES, build_message_table
 from ..offsets import ConsumedOffsets, TopicPartition
 
@@ -203,6 +204,17 @@ class ConsumerBatch(ProcessBound):
 
     def _repr_html_(self) -> str:
         return build_message_table(Message._fields, islice(self, SHOWN_MESSAGES), self.record_count)
+
+
+def find_held_back(
+    bounds: Mapping[TopicPartition, Bounds], offsets: Mapping[TopicPartition, int | None]
+) -> list[TopicIdPartition]:
+    """Return the partitions that are read up to an open transaction. offsets: the next offsets to read."""
+    return [
+        (bounds[tp].topic_id, tp[1])
+        for tp, offset in offsets.items()
+        if offset is not None and bounds[tp].end <= offset < bounds[tp].high_watermark
+    ]
 
 
 # The batch of a `queue` group: messages to acknowledge, how often each was delivered, and the outcomes they get.

@@ -14,17 +14,17 @@ from ...protocol.errors import (
     ThrottlingQuotaExceeded,
     UnstableOffsetCommit,
 )
-from ...protocol.values.assignments import TopicIdPartition
 from ...protocol.values.offsets import FetchOffsets, OffsetCommit, OffsetsFetched
 from ..arguments import parse_choice, parse_partition_offsets, parse_whole_number
-from ..fetch.fetch_result import Message
+from ..fetch.fetch_result import FetchResult, Message
 from ..fetch.plan import Bounds, Isolation, unknown_partition
 from ..offsets import ConsumedOffsets, TopicPartition
-from .batch import ConsumerBatch, Ownership, PollOutcome
+from .batch import ConsumerBatch, Ownership, PollOutcome, find_held_back
 from .member import Member, OwnedPartitions
 from .membership import OwnedPartition
 from .options import Beginning, log_beginnings
-from .parts import ConsumerParts, Moves, check_assignment, cut_to_messages, divide_room
+from .parts import ConsumerParts, Moves, check_assignment
+from .queue_poll import divide_room
 
 Reset = Literal["earliest", "latest", "none"]
 
@@ -529,12 +529,13 @@ class PositionReader:
         return self._partitions.build_offsets(offsets, self._list_topic_ids())
 
 
-def find_held_back(
-    bounds: Mapping[TopicPartition, Bounds], offsets: Mapping[TopicPartition, int | None]
-) -> list[TopicIdPartition]:
-    """Return the partitions that are read up to an open transaction. offsets: the next offsets to read."""
-    return [
-        (bounds[tp].topic_id, tp[1])
-        for tp, offset in offsets.items()
-        if offset is not None and bounds[tp].end <= offset < bounds[tp].high_watermark
-    ]
+def cut_to_messages(
+    ends: Mapping[TopicPartition, int], parts: Iterable[FetchResult], max_records: int
+) -> dict[TopicPartition, int]:
+    """Return smaller `ends`, so that the parts have at most `max_records` messages, evenly from all partitions.
+
+    A partition that is cut ends at the first message that is left out.
+    """
+    offsets = {(part.plan.topic, partition): at for part in parts for partition, at in part.offsets().items()}
+    sizes = divide_room({tp: len(at) for tp, at in offsets.items()}, max_records)
+    return {**ends, **{tp: int(at[sizes[tp]]) for tp, at in offsets.items() if sizes[tp] < len(at)}}

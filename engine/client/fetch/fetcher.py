@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
@@ -21,11 +21,12 @@ from ...namespace.clock import LOOK_MS, Clock, FolderWaiter
 from ...namespace.namespace import Namespace
 from ...namespace.process import OwnLock, new_id
 from ...namespace.step_reader import follow_from_watermark
-from ...protocol.errors import LakeMQError, MissingTopic, UnknownTopicOrPartition
+from ...protocol.errors import LakeMQError, MissingTopic, OffsetOutOfRange, UnknownTopicOrPartition
 from ...protocol.projection import MEMBERS, READERS
 from ...protocol.values.state import State
 from ...protocol.values.topics import TopicDeleted
 from ..arguments import format_time
+from ..offsets import TopicPartition
 from ..requests.direct_line import DirectLine, FollowLine
 from ..schemas import SchemaRule
 from ..schemas.topic_schema import find_reading_rule
@@ -312,6 +313,53 @@ class Fetcher:
         It reads data files with a reader of its own, so that no other thread waits.
         """
         return offsets_for_times(self._new_reader(), self._namespace.files, topic, times)
+
+
+class RangeFetcher:
+    """Fetches for one consumer.
+
+    Attributes:
+        fetch: fetches ranges of a topic.
+        isolation: which messages are visible. A queue group has its own setting, which may change.
+    """
+
+    def __init__(self, fetch: Callable[..., FetchResult], isolation: Isolation) -> None:
+        self.fetch, self.isolation = fetch, isolation
+
+    def fetch_topics(
+        self,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        topic_ids: Mapping[str, int],
+        all_partitions: Collection[TopicPartition],
+    ) -> list[FetchResult] | None:
+        """Fetch the offsets from `starts` to `ends`, topic by topic; return None if any of them were deleted meanwhile.
+
+        Args:
+            starts: (topic, partition) -> first offset, at least for the partitions in `ends`.
+            ends: (topic, partition) -> end offset (exclusive).
+            topic_ids: of these topics.
+            all_partitions: partitions of the consumer. If there is nothing to fetch, one of their topics is fetched
+                without offsets, so that a batch without messages is a table and a DataFrame as well.
+        """
+        parts = []
+        for topic in sorted({topic for topic, _ in ends} or {topic for topic, _ in list(all_partitions)[:1]}):
+            topic_ends = {partition: end for (name, partition), end in ends.items() if name == topic}
+            topic_starts = {partition: starts[topic, partition] for partition in topic_ends}
+            part = self.try_to_fetch(topic, topic_ids[topic], topic_starts, topic_ends)
+            if part is None:
+                return None
+            parts.append(part)
+        return parts
+
+    def try_to_fetch(
+        self, topic: str, topic_id: int, start: Mapping[int, int], end: Mapping[int, int]
+    ) -> FetchResult | None:
+        """Fetch ranges of a topic; None: some of them, or all of the topic, were deleted meanwhile."""
+        try:
+            return self.fetch(topic, topic_id, self.isolation, start, end)
+        except (OffsetOutOfRange, UnknownTopicOrPartition):
+            return None
 
 
 def _read_deletions(namespace: Namespace, clock: Clock) -> dict[str, str]:
