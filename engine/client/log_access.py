@@ -20,6 +20,7 @@ from ..protocol.parameters import GROUP
 from ..protocol.unsupported_settings import normalize_option_names
 from ..protocol.values.assignments import TopicIdPartition
 from ..protocol.values.state import State
+from ..protocol.values.topics import Bounds
 from .arguments import (
     check_option_names,
     check_unit,
@@ -50,7 +51,7 @@ from .consume.queue_consumer import QueueConsumer
 from .consume.worker import BACKOFF_MS, Backoff, Errors, Handler, HandlerLoop, WorkerReport, parse_retry_rule
 from .fetch.fetch_result import FetchResult
 from .fetch.fetcher import Fetcher, RangeFetcher, StepWaiter
-from .fetch.plan import Bounds, FetchPosition, Isolation, check_isolation
+from .fetch.plan import FetchPosition, Isolation, check_isolation
 from .fetch.rows import RowGroupCache
 from .groups.stalls import find_open_transactions
 from .open_objects import OpenObjects

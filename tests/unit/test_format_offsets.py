@@ -7,8 +7,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakemq.engine.client.fetch.plan import Bounds
 from lakemq.engine.client.format.offsets import StreamOffset, find_available_ranges, limit_ranges
+from lakemq.engine.protocol.values.topics import Bounds
 from lakemq.errors import InvalidConfig
 
 remaining_ranges = st.dictionaries(

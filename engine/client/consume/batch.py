@@ -17,10 +17,10 @@ from ...namespace.process import ProcessBound
 from ...protocol.errors import IllegalState, InvalidRequest
 from ...protocol.values.assignments import TopicIdPartition
 from ...protocol.values.deliveries import MAX_ERROR_LENGTH, Stretch, group_into_spans
+from ...protocol.values.topics import Bounds
 from ..arguments import invalid_argument, parse_flag, parse_partition, parse_topic_name
 from ..fetch.arrow import FETCHED
 from ..fetch.fetch_result import FetchResult, Message, Row, to_message
-from ..fetch.plan import Bounds
 from ..html_table import SHOWN_MESSAGES, build_message_table
 from ..offsets import ConsumedOffsets, TopicPartition
 

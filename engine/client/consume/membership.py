@@ -34,7 +34,8 @@ from ...protocol.values.deliveries import (
 from ...protocol.values.groups import Assigned, JoinGroup, LeaveGroup, ReleasePartitions
 from ...protocol.values.offsets import CommittedOffset
 from ...protocol.values.state import State
-from ..fetch.plan import Bounds, Isolation, read_bounds
+from ...protocol.values.topics import Bounds
+from ..fetch.plan import Isolation
 from ..groups.lag import GroupProgress, read_progress
 from ..groups.stalls import Stall, find_queue_stalls
 from ..offsets import TopicPartition
@@ -295,8 +296,8 @@ def build_view(
         queue_settings=queue,
         generation=group.generation if group.is_classic else None,
         is_stable=group.status is GroupStatus.STABLE,
-        owned=_read_partitions(state, group, partitions, queue.isolation if queue else isolation, queue is not None),
         partition_count=sum(group.partition_counts.get(state.topic_ids.get(topic, -1), 0) for topic in topics),
+        owned=_read_partitions(state, group, partitions, queue.isolation if queue else isolation, queue is not None),
     )
 
 
@@ -310,7 +311,7 @@ def _read_partitions(
         if topic is None:
             continue
         # Only the member's own partitions: a topic may have thousands, and each member does this with each poll.
-        for partition, bounds in zip(partitions, read_bounds(topic, isolation, partitions), strict=True):
+        for partition, bounds in zip(partitions, topic.read_bounds(isolation, partitions), strict=True):
             assignment = group.assignments[topic_id, partition]
             owned[topic.topic, partition] = OwnedPartition(
                 bounds,

@@ -15,9 +15,10 @@ from ...protocol.errors import (
     UnstableOffsetCommit,
 )
 from ...protocol.values.offsets import FetchOffsets, OffsetCommit, OffsetsFetched
+from ...protocol.values.topics import Bounds
 from ..arguments import parse_choice, parse_partition_offsets, parse_whole_number
 from ..fetch.fetch_result import FetchResult, Message
-from ..fetch.plan import Bounds, Isolation, unknown_partition
+from ..fetch.plan import Isolation, unknown_partition
 from ..offsets import ConsumedOffsets, TopicPartition
 from .batch import ConsumerBatch, Ownership, PollOutcome, find_held_back
 from .member import Member, OwnedPartitions

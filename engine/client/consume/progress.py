@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ...namespace.clock import Clock
 from ...namespace.progress import PartitionProgress
 from ...protocol.errors import EndNotReached
-from ..fetch.plan import Bounds
+from ...protocol.values.topics import Bounds
 from ..groups.lag import GroupProgress
 from ..offsets import TopicPartition
 from .batch import ConsumerBatch

@@ -24,7 +24,7 @@ from ...namespace.step_reader import follow_from_watermark
 from ...protocol.errors import LakeMQError, MissingTopic, OffsetOutOfRange, UnknownTopicOrPartition
 from ...protocol.projection import MEMBERS, READERS
 from ...protocol.values.state import State
-from ...protocol.values.topics import TopicDeleted
+from ...protocol.values.topics import Bounds, TopicDeleted
 from ..arguments import format_time
 from ..offsets import TopicPartition
 from ..requests.direct_line import DirectLine, FollowLine
@@ -33,16 +33,13 @@ from ..schemas.topic_schema import find_reading_rule
 from .fetch_result import FetchResult
 from .log_reader import WHOLE, Reader
 from .plan import (
-    Bounds,
     FetchPlan,
     FetchPosition,
     Isolation,
-    check_partitions,
     offsets_for_times,
     plan_fetch,
     plan_positions,
     plan_tail,
-    read_bounds,
     replan,
 )
 from .rows import RowGroupCache
@@ -143,7 +140,7 @@ class Fetcher:
             return {
                 (name, partition): bounds
                 for name in topics
-                for partition, bounds in enumerate(read_bounds(state.topic(name), isolation))
+                for partition, bounds in enumerate(state.topic(name).read_bounds(isolation))
             }
 
         try:
@@ -222,7 +219,6 @@ class Fetcher:
             current = self._find_state(newest=False).topics.get(topic_id)
             if current is None:
                 raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic)
-            check_partitions(current, start)
             plan = plan_fetch(self._reader, current, isolation, start, end)
         return self.open_plan(plan, cache)
 

@@ -10,10 +10,9 @@ Rows of docs/architecture.md: fetch 3.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
-import numpy as np
 import pyarrow.compute as pc
 
 from lakemq.tables.storage.object_stores.files import Files
@@ -116,30 +115,6 @@ def beginning_offsets(topic: Topic) -> dict[int, int]:
 def end_offsets(topic: Topic, isolation: Isolation) -> dict[int, int]:
     """Return partition -> the offset at which a fetch of this isolation ends."""
     return dict(enumerate(topic.find_ends(isolation).tolist()))
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The bounds of a partition.
-
-    Attributes:
-        first: the first offset that is still there.
-        end: where a fetch ends.
-        high_watermark: the offset of the next message that is published.
-    """
-
-    topic_id: int
-    first: int
-    end: int
-    high_watermark: int
-
-
-def read_bounds(topic: Topic, isolation: Isolation, partitions: Sequence[int] | None = None) -> list[Bounds]:
-    """Return the bounds for a fetch of this isolation, of these partitions in their order, or of all."""
-    index = slice(None) if partitions is None else np.array(partitions, np.int64)
-    columns = topic.log_starts, topic.find_ends(isolation), topic.high_watermarks
-    rows = zip(*(column[index].tolist() for column in columns), strict=True)
-    return [Bounds(topic.topic_id, *row) for row in rows]
 
 
 def check_offset(offset: int, lowest: int) -> int:

@@ -12,9 +12,10 @@ from typing import Any
 
 from ...protocol.errors import InvalidConfig, OffsetOutOfRange
 from ...protocol.values.state import State
+from ...protocol.values.topics import Bounds
 from ..connection import Connection
 from ..consume.options import Pattern
-from ..fetch.plan import Bounds, Isolation, read_bounds, unknown_partition
+from ..fetch.plan import Isolation, unknown_partition
 from .options import EARLIEST, LATEST, OffsetBound, TopicSelection
 
 # Resolve where a read begins and ends: look up its options in the present log.
@@ -32,7 +33,7 @@ def find_logs(state: State, selection: TopicSelection, isolation: Isolation, req
         names = Pattern(selection.pattern).find_matches([*state.topic_ids])
     else:
         names = [name for name in selection.topics or selection.partitions if required or name in state.topic_ids]
-    logs = {name: dict(enumerate(read_bounds(state.topic(name), isolation))) for name in sorted(names)}
+    logs = {name: dict(enumerate(state.topic(name).read_bounds(isolation))) for name in sorted(names)}
     for name, partitions in selection.partitions.items():
         log = logs.get(name, {})
         if required and (missing := [p for p in partitions if p not in log]):

@@ -17,8 +17,8 @@ from ...protocol.errors import (
     UnstableOffsetCommit,
 )
 from ...protocol.values.state import State
+from ...protocol.values.topics import Bounds
 from ..connection import Connection
-from ..fetch.plan import Bounds, read_bounds
 from ..fetch.rows import FetchPlan
 from ..schemas import SchemaRule
 from ..schemas.topic_schema import PARSED, add_schemas, compile_schema, find_reading_rule
@@ -103,7 +103,7 @@ def _plan_topic(
             gone = UnknownTopicId(f"Topic {topic} was deleted before it was read; data may be lost.", found=topic_id)
             report_data_loss(options, gone)
         return None
-    log = dict(enumerate(read_bounds(current, options.isolation)))
+    log = dict(enumerate(current.read_bounds(options.isolation)))
     clipped = {p: clip_range(options, topic, p, range_, log.get(p)) for p, range_ in ranges.items()}
     starts, ends = ({p: range_[i] for p, range_ in clipped.items() if range_[1] > range_[0]} for i in (0, 1))
     if not starts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -153,6 +154,22 @@ those that have none of their own (None: unlimited).
 """
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of a partition, for a fetch of one isolation.
+
+    Attributes:
+        first: the first offset that is still there.
+        end: where a fetch ends.
+        high_watermark: the offset of the next message that is published.
+    """
+
+    topic_id: int
+    first: int
+    end: int
+    high_watermark: int
+
+
 @dataclass
 class Topic:
     """A topic and its partitions. `high_watermarks[p]` is the offset that the next message of partition p gets, and
@@ -254,6 +271,13 @@ class Topic:
     def find_ends(self, isolation: str) -> Offsets:
         """Return the end of each partition for readers of this isolation."""
         return self.last_stable_offsets if isolation == "read_committed" else self.high_watermarks
+
+    def read_bounds(self, isolation: str, partitions: Sequence[int] | None = None) -> list[Bounds]:
+        """Return the bounds for a fetch of this isolation, of these partitions in their order, or of all."""
+        index = slice(None) if partitions is None else np.array(partitions, np.int64)
+        columns = self.log_starts, self.find_ends(isolation), self.high_watermarks
+        rows = zip(*(column[index].tolist() for column in columns), strict=True)
+        return [Bounds(self.topic_id, *row) for row in rows]
 
     def ttl(self, has_ttl: bool, now_ms: int) -> TimeToLive:
         """Return the time to live of messages that enter the log now. has_ttl: some have one of their own."""
