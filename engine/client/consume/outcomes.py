@@ -169,9 +169,9 @@ class AckTracker:
 
     def _find_first_given_back(self, deliveries: Deliveries) -> int | None:
         """Return the lowest offset that was given back, whether the group knows of it yet or not."""
-        offsets = [first for first, _ in self._returning][:1]
-        if deliveries.first_given_back is not None:
-            offsets.append(deliveries.first_given_back)
+        first = deliveries.first_given_back
+        offsets = [] if first is None else [first]
+        offsets += [returning for returning, _ in self._returning]
         return min(offsets, default=None)
 
     def note_answer(self, acknowledgement: Acknowledgement) -> None:

@@ -449,10 +449,10 @@ class StepWaiter:
         if self._busy.acquire(blocking=False):
             try:
                 self._thread_id = threading.get_ident()
-                # The number may be older than what the look then finds. Then the leader's hint comes at once.
-                self._step = self._read_step()
-                self._looked_ms = self._clock.steady_ms()
                 self._folder.reset()
+                if self._folder.watch is None:  # the line tells of steps
+                    # The number may be older than what the look then finds. Then the leader's hint comes at once.
+                    self._step, self._looked_ms = self._read_step(), self._clock.steady_ms()
             finally:
                 self._busy.release()
 

@@ -137,7 +137,7 @@ class Reader:
             with store_errors(), report_damage(self._store):
                 raise
         self._refreshed_at_ms = now_ms
-        return self.state
+        return self._view.state
 
     def _rebase(self) -> None:
         """Move to a newer watermark. The state stays; only segments up to the watermark come from the table now."""
@@ -348,18 +348,13 @@ def _find_bounds(segments: pa.Table, ranges: Sequence[OffsetRange]) -> tuple[Num
 
 
 def _clip(segments: pa.Table, ranges: Sequence[OffsetRange]) -> pa.Table:
-    """Cut the segments to the range of their partition, and change offsets, rows and counts accordingly."""
+    """Cut segments, which share an offset with the range of their partition, to it: offsets, rows and counts."""
     if segments.num_rows == 0:
         return segments
     starts, ends = _find_bounds(segments, ranges)
     first, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
     if (first >= starts).all() and (last < ends).all():
         return segments
-    is_inside = (last >= starts) & (first < ends)
-    segments, first, last, starts, ends = (
-        filter_rows(segments, is_inside),
-        *(column[is_inside] for column in (first, last, starts, ends)),
-    )
     skipped = np.maximum(starts - first, 0)
     return cut_segments(segments, skipped, np.minimum(last + 1, ends) - first - skipped)
 

@@ -200,6 +200,7 @@ class Requester:
         if process.current_id != self._pid:
             raise process.build_fork_error("This connection")
         waiting = [PendingRequest.of(request, rows) for request, rows in requests]
+        futures = [pending.future for pending in waiting]
         with self._wake:
             if self._closed:
                 raise IllegalState("This connection is closed.")
@@ -207,13 +208,12 @@ class Requester:
                 log.warning(_AFTER_SERVING)
             if self._thread is None:
                 self._thread = start_thread(self._run, "lakemq-requester")
-            now_ms = self._clock.steady_ms()
-            for pending in waiting:
-                pending.future.add_done_callback(lambda answered: self._unanswered.pop(answered, None))
+            for future in futures:
+                future.add_done_callback(lambda answered: self._unanswered.pop(answered, None))
             self._wake.notify()
             self._queue.extend(waiting)
-            self._unanswered.update(dict.fromkeys([pending.future for pending in waiting], now_ms))
-        return [pending.future for pending in waiting]
+            self._unanswered.update(dict.fromkeys(futures, self._clock.steady_ms()))
+        return futures
 
     def waited_ms(self) -> float | None:
         """Return how long the oldest unanswered request has waited; None: all are answered."""
