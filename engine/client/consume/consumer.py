@@ -103,7 +103,7 @@ class Consumer(ProcessBound, ABC):
                 if newest := waiter.needs_look() or timeout_ms < _SHORT_MS:
                     waiter.reset()
                 with self._lock.own:
-                    reader.begin_poll(newest)
+                    reader.begin_poll(newest, is_first=passed is None)
                     while (batch := reader.read_next(max_records, moves, read_ahead)) is None:
                         pass  # messages were deleted between looking and reading: look again
                 has_moved = bool(batch.offsets)

@@ -398,10 +398,12 @@ class PositionReader:
 
     # -- reading ----------------------------------------------------------------------------------------
 
-    def begin_poll(self, newest: bool) -> None:
+    def begin_poll(self, newest: bool, is_first: bool = False) -> None:
         """Take in what has changed about the partitions. Raise IllegalState if the consumer is closed.
 
-        newest: whether to look for newer steps. False: none was decided since the last look.
+        Args:
+            newest: whether to look for newer steps. False: none was decided since the last look.
+            is_first: whether this is the first look of a poll.
         """
         self._partitions.update(newest)
         self._has_looked = True

@@ -98,15 +98,7 @@ class QueueConsumer(MemberConsumer):
             InvalidRecordState: an earlier acknowledgement named messages that the member did not have. This is raised
                 before the poll takes any message.
         """
-        return self._poll(max_records, timeout_ms, poll_ms, is_patient=True)
-
-    def _poll(self, max_records: int, timeout_ms: int, poll_ms: int = 20, is_patient: bool = False) -> QueueBatch:
-        with self._lock.own:
-            self._member.check_open()
-            self._ack_sender.collect_single_acks()
-            self._ack_sender.refusals.raise_invalid()
-            self._reader.acks_previous = True
-        batch: QueueBatch = super()._poll(max_records, timeout_ms, poll_ms, is_patient)
+        batch: QueueBatch = self._poll(max_records, timeout_ms, poll_ms, is_patient=True)
         return batch
 
     # -- acknowledging ----------------------------------------------------------------------------------

@@ -102,17 +102,14 @@ class QueueReader:
 
     Partitions take turns: a partition that was shown in the last poll comes last in the next. So each gets its share
     even if one poll has no room for all.
-
-    Attributes:
-        acks_previous: a poll has begun, and has not yet acknowledged the messages of the poll before it (ack.mode
-            auto).
     """
 
     def __init__(self, parts: ConsumerParts, member: QueueMember, ack_sender: AckSender) -> None:
         """Share the parts of one consumer."""
         self._parts, self._member, self._ack_sender = parts, member, ack_sender
         self._trackers, self.paused_by_user = member.trackers, member.paused_by_user
-        self.acks_previous = False
+        self._acks_previous = False
+        """A poll has begun, and has not yet acknowledged the messages of the poll before it (ack.mode auto)."""
         self._view: MembershipView | None = None
         """The view with which the poll has begun, until it is used."""
         self._settings = QueueSettings.of(Group(parts.group))
@@ -130,11 +127,21 @@ class QueueReader:
 
     # -- a poll -----------------------------------------------------------------------------------------
 
-    def begin_poll(self, newest: bool) -> None:
+    def begin_poll(self, newest: bool, is_first: bool = False) -> None:
         """Take in answers, and then what the group has decided.
 
         This order matters: the state then includes what the answers brought, so that nothing is requested twice.
+        The first look of a poll raises refusals of the calls before it, before it takes any message.
+
+        Args:
+            newest: whether to look for newer steps. False: none was decided since the last look.
+            is_first: whether this is the first look of a poll.
         """
+        if is_first:
+            self._member.check_open()
+            self._ack_sender.collect_single_acks()
+            self._ack_sender.refusals.raise_invalid()
+            self._acks_previous = True
         has_answers = self._ack_sender.collect_answers()
         self._view = self._member.update(newest or has_answers)
 
@@ -148,11 +155,11 @@ class QueueReader:
         """
         owned = self._member.find_owned(self._take_view())
         is_auto_ack = self._settings.is_auto_ack
-        if self.acks_previous and is_auto_ack:
+        if self._acks_previous and is_auto_ack:
             for tracker in self._trackers.values():
                 if tracker.has_open:
                     tracker.record(AckOutcome.ACK, [(*span, None) for span in tracker.list_open_spans()])
-        self.acks_previous = False
+        self._acks_previous = False
         working = {tp: partition for tp, partition in owned.items() if self._trackers[tp].has_work(partition)}
         selection = self._select(working, max_records)
         topic_ids = {topic: partition.bounds.topic_id for (topic, _), partition in owned.items()}
