@@ -35,6 +35,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests wait for leases, notifications and other processes, so three workers use two processors better than two do.
 WORKERS := $(shell echo $$(($$(nproc) * 3 / 2)))
+# Other cases wait longer: for clocks, for whole clusters, for processes that start and end.
+MORE_WORKERS := $(shell echo $$(($$(nproc) * 2)))
 PARALLEL := -n $(WORKERS) --dist worksteal tests/unit tests/golden tests/stateful
 # One worker begins with all tests that share the Spark session. The others take files without a JVM and faults, mixed:
 # what computes runs beside what waits for leases and for processes that were killed. Quick files come last: all end together.
@@ -81,7 +83,7 @@ test: $(READY) $(ARCHIVE) ## every capability works, from the core to Spark and 
 
 .PHONY: test-all
 test-all: $(READY) $(ARCHIVE) $(PYRIGHT)/ready ## make test and every other case of it that a change can break
-	$(BIN)/pytest $(MIXED) -m "not nightly"
+	$(BIN)/pytest $(MIXED) -n $(MORE_WORKERS) -m "not nightly"
 
 # What compares times of its own has the machine for itself.
 ALONE := tests/faults/test_long_run.py

@@ -221,6 +221,7 @@ def test_times_and_headers_that_would_be_refused_or_delay_a_copy_are_kept_in_oth
     assert "Topic clocks was deleted in Kafka and created again" in end["message"]
 
 
+@pytest.mark.nightly
 def test_mirror_waits_while_kafka_does_not_answer_and_goes_on_when_another_sequencer_leads(
     kafka: Kafka, mq: Connection, tmp_path: Path
 ) -> None:
@@ -247,6 +248,7 @@ def test_mirror_waits_while_kafka_does_not_answer_and_goes_on_when_another_seque
         mirror.kill()
 
 
+@pytest.mark.nightly
 def test_mirror_waits_for_brokers_whose_name_cannot_be_resolved_at_its_start(
     kafka: Kafka, mq: Connection, tmp_path: Path
 ) -> None:
@@ -287,6 +289,7 @@ sys.exit(mirror.main(sys.argv[1:]))
 """A mirror that waits between planning a batch and reading its messages."""
 
 
+@pytest.mark.nightly
 def test_no_message_is_copied_of_a_topic_that_is_created_again_after_a_batch_was_planned(
     kafka: Kafka, mq: Connection, tmp_path: Path
 ) -> None:
