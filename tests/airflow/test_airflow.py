@@ -54,7 +54,7 @@ def test_airflow_imports_the_dags_and_finds_the_provider(airflow: Airflow) -> No
     assert "lakemq.jobs.airflow_provider.triggers.LakeMQMessageQueueProvider" in queues
 
 
-def test_a_step_decides_what_waits_and_starts_no_jvm(airflow: Airflow, mq: Connection) -> None:
+def test_step_task_decides_waiting_requests_without_a_jvm(airflow: Airflow, mq: Connection) -> None:
     """Where another sequencer leads it succeeds, too: tests/unit/test_job_entry.py runs it with this option."""
     with ThreadPoolExecutor() as pool:
         creation = pool.submit(mq.topics.create, "t", partitions=2)

@@ -68,7 +68,7 @@ def test_no_page_writes_to_the_browsers_console(visitor: Browser, tab: Tab) -> N
         assert tab.read_console() == [], address
 
 
-def test_a_hostile_payload_is_text(busy: BusyNamespace, visitor: Browser, tab: Tab) -> None:
+def test_hostile_payload_is_shown_as_text(busy: BusyNamespace, visitor: Browser, tab: Tab) -> None:
     (message,) = [m for m in busy.mq.fetch(ORDERS) if m.value == HOSTILE.encode()]
     for address in (
         make_link("/messages", topic=ORDERS, limit=200),

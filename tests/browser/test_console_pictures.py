@@ -53,7 +53,7 @@ def test_pages_name_only_pictures_that_are_made() -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_picture_shows_the_page(visitor: Browser, tab: Tab, name: str) -> None:
+def test_picture_shows_its_page(visitor: Browser, tab: Tab, name: str) -> None:
     address, scheme, width = PICTURES[name]
     tab.emulate(width, HEIGHT, scheme)
     tab.open(visitor.address + address)

@@ -203,7 +203,7 @@ def test_backups_of_one_step_and_of_two_histories_share_a_folder(tmp_path: Path)
 
 
 @pytest.mark.extended
-def test_a_restore_does_not_go_on_with_a_part_of_another(tmp_path: Path) -> None:
+def test_restore_refuses_the_rest_of_an_interrupted_one(tmp_path: Path) -> None:
     backups, new = LocalFiles(str(tmp_path / "backups")), tmp_path / "new"
     with serve(tmp_path / "mq", settings={"project.interval.ms": 60_000}) as mq:
         mq.topics.create("t")

@@ -45,7 +45,7 @@ def test_waiting_command_names_its_sequencer_and_ends_on_signal(
 
 
 @pytest.mark.extended
-def test_a_query_is_interrupted(path: Path, start: Callable[..., Process]) -> None:
+def test_query_of_the_command_ends_on_sigint(path: Path, start: Callable[..., Process]) -> None:
     endless = "SELECT count(*) FROM range(1000000000000000) numbers WHERE range % 7 = 3"
     query = start("sql", "--dialect", "duckdb", f"SELECT 1; {endless}")
     # DuckDB starts within less than a second of processor time, so it is at work now.

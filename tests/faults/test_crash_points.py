@@ -68,7 +68,7 @@ PUBLISHER_POINTS = ("publish.file_written", "publish.letter_put")
 RESIGNED = "sequencer.resigned"
 
 
-def test_every_point_is_tested():
+def test_every_crash_point_has_a_test():
     """Each crash point is in a test. Those of Spark's jobs are in tests/spark/test_microbatch.py."""
     covered = {point for point in crash.POINTS if not point.startswith(("inbox.", "stream."))}
     assert covered == {*SEQUENCER_POINTS, *PUBLISHER_POINTS, RESIGNED}
@@ -86,7 +86,7 @@ def test_sequencer_killed_at_point_loses_no_message(point: str, family: Processe
 
 
 @pytest.mark.extended
-def test_a_sequencer_dies_after_handing_over_its_lease(family: Processes):
+def test_standby_leads_when_a_sequencer_is_killed_after_its_handover(family: Processes):
     with publishers(family.path) as (repeating, waiting):
         first = family.serve(crash_at=RESIGNED)
         repeating.wait_for(3)

@@ -38,7 +38,7 @@ STAMPED = {"message.timestamp.type": "LogAppendTime", "delay.slot.ms": 40}
     "point",
     extended_but(["sequencer.step_put"], nightly_but(IN_CI, [*POINTS, "at random", "at random, packed"])),
 )
-def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> None:
+def test_delayed_messages_come_once_though_sequencers_are_killed(point: str, family: Processes) -> None:
     chance = random.Random(point)
     crash_at = f"{point}:{POINTS[point]}" if point in POINTS else None
     packing: dict[str, Any] = {"packs": True, "delay.load.ahead.ms": 50} if point == "at random, packed" else {}
@@ -64,7 +64,7 @@ def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> 
 
 
 @pytest.mark.extended
-def test_release_jobs_are_killed_and_others_go_on(family: Processes) -> None:
+def test_delayed_messages_come_once_though_release_jobs_are_killed(family: Processes) -> None:
     """Two jobs run at once. One is active, and the other takes over from it."""
     with lakemq.connect(family.path, config={**QUICK, "request.timeout.ms": 30_000}) as mq, mq.serving():
         mq.topics.create("later", 2, config=STAMPED)

@@ -13,7 +13,7 @@ AHEAD_MS = 2 * HOUR_S * 1000
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead_ms", nightly_but([AHEAD_MS], [AHEAD_MS, -AHEAD_MS]), ids=["ahead", "behind"])
-def test_the_clock_of_a_leader_is_hours_off(ahead_ms: int, family: Processes, clock: ShiftedClock):
+def test_leader_whose_clock_is_hours_off_deletes_no_live_file(ahead_ms: int, family: Processes, clock: ShiftedClock):
     """A leader keeps tables that earlier leaders have merged. The next one finds them whole."""
     with Publishing(family.path, "p", QUICK) as publishing:
         before = family.serve()

@@ -52,7 +52,7 @@ def sizes(store: Store, path: Path) -> dict[str, tuple[int, int, int]]:
 
 
 @pytest.mark.nightly
-def test_tables_stay_as_small_after_2000_steps(namespace: Path):
+def test_tables_do_not_grow_over_2000_steps(namespace: Path):
     samples: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     with lakemq.connect(str(namespace), config=CONFIG) as mq, mq.serving(), mq.producer(linger_ms=0) as producer:
         for number in range(STEPS):

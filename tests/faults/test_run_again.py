@@ -96,7 +96,7 @@ def test_a_job_that_was_killed_elsewhere_is_waited_for_until_its_session_is_over
 
 
 @pytest.mark.extended
-def test_the_billing_job_of_the_docs_is_killed_midway_and_run_again(tmp_path: Path, conf: str) -> None:
+def test_billing_job_of_the_docs_bills_each_order_once_though_it_is_killed(tmp_path: Path, conf: str) -> None:
     orders, *_ = read_blocks("README.md", "python")
     (billing,) = read_blocks("patterns.md", "python billing")
     assert run(orders, folder=tmp_path, LAKEMQ_CONF=conf).returncode == 0

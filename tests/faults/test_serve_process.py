@@ -65,9 +65,7 @@ def test_serve_ends_with_a_sentence_when_its_namespace_is_gone(path: Path, start
 
 
 @pytest.mark.extended
-def test_lines_of_a_pipe_are_published_as_they_come_also_when_the_sequencer_stops(
-    path: Path, start: Callable[..., Process]
-) -> None:
+def test_lines_of_a_pipe_are_published_though_the_sequencer_stops(path: Path, start: Callable[..., Process]) -> None:
     serving = start("serve")
     serving.wait_for_line("leads with")
     lakemq(path, "topics", "create", "t")

@@ -139,7 +139,7 @@ def watching(path: str) -> Iterator[None]:
         pytest.param("commit", False, marks=pytest.mark.nightly),
     ],
 )
-def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter: str, successor: bool):
+def test_transaction_of_killed_producer_is_aborted_or_committed_whole(family: Processes, letter: str, successor: bool):
     """If the producer had sent messages or offsets, they are aborted. If it had sent the commit, they are committed.
 
     A letter that was on the line when the producer died may be lost with it. Then it was never sent.
@@ -169,7 +169,7 @@ def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter
 
 @pytest.mark.extended
 @pytest.mark.parametrize("letter", nightly_but(["messages"], ["messages", "commit"]))
-def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, letter: str):
+def test_zombie_is_fenced_after_its_successor_has_committed(family: Processes, letter: str):
     """The zombie is told that it is fenced, or that it has committed if that was decided before its successor came."""
     with lakemq.connect(family.path, config=QUICK) as mq, watching(family.path):
         mq.serving()
@@ -220,7 +220,7 @@ def repeat_until_answer(ask: Callable[[], Answer]) -> Answer:
         ),
     ),
 )
-def test_the_sequencer_dies_in_the_step_of_a_commit(family: Processes, point: str, timeout_ms: int):
+def test_commit_counts_once_though_its_sequencer_is_killed(family: Processes, point: str, timeout_ms: int):
     """The client waits, or repeats its request. It hears of the commit, and its messages are there once.
 
     Some of its messages were sent before, some travel with the commit.

@@ -52,24 +52,24 @@ def text_of(case: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("case", cases("names.yaml"), ids=name_case)
-def test_a_name_is_valid_or_not(case: dict[str, Any]) -> None:
+def test_name_is_accepted_or_refused_as_the_case_says(case: dict[str, Any]) -> None:
     assert is_name(text_of(case)) is case["valid"]
 
 
 @pytest.mark.parametrize("case", cases("hashes.yaml")["murmur2"], ids=name_case)
-def test_murmur2_is_kafkas(case: dict[str, Any]) -> None:
+def test_murmur2_returns_kafkas_hash_and_partition(case: dict[str, Any]) -> None:
     key = text_of(case).encode()
     assert murmur2(key) == case["hash"]
     assert murmur2_partition(key, case["partitions"]) == case["partition"]
 
 
 @pytest.mark.parametrize("case", cases("hashes.yaml")["shards"], ids=name_case)
-def test_groups_are_sharded_by_javas_hash(case: dict[str, Any]) -> None:
+def test_group_has_the_shard_of_javas_string_hash(case: dict[str, Any]) -> None:
     assert find_shard(text_of(case)) == case["shard"]
 
 
 @pytest.mark.parametrize("case", cases("routing.yaml"), ids=name_case)
-def test_a_destination_reaches_its_queues(case: dict[str, Any]) -> None:
+def test_destination_reaches_the_topics_that_subscribe_to_it(case: dict[str, Any]) -> None:
     assert {to: find_reached_topics(to, case["queues"], case["queues"]) for to in case["reaches"]} == case["reaches"]
 
 
@@ -77,7 +77,7 @@ def test_a_destination_reaches_its_queues(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_offsets_for_times(tmp_path: Path) -> None:
+def test_offsets_for_times_are_of_the_first_message_not_before(tmp_path: Path) -> None:
     """Publish half of each partition in one segment, half in the next, in a real namespace."""
     with lakemq.connect(str(tmp_path), create=True) as mq:
         with mq.serving():

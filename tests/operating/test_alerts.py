@@ -339,7 +339,7 @@ def test_no_sequencer_fires_alerts(watched: Watched) -> None:
     asking.join(60)
 
 
-def test_each_alert_has_fired(watched: Watched, request: pytest.FixtureRequest) -> None:
+def test_every_alert_has_fired(watched: Watched, request: pytest.FixtureRequest) -> None:
     tests = {name for name in globals() if name.startswith("test_")}
     if missing := tests - {item.name for item in request.session.items}:
         pytest.skip(f"the alerts of other tests are not fired: {sorted(missing)}")

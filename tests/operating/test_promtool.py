@@ -35,7 +35,7 @@ def run(program: str, *arguments: str, stdin: str = "", cwd: Path | None = None)
     return done.stdout + done.stderr
 
 
-def test_the_rules_are_accepted(program: str) -> None:
+def test_promtool_accepts_the_alert_rules(program: str) -> None:
     shown = run(program, "check", "rules", "--lint=all", "--lint-fatal", str(ALERTS))
     count = len([rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]])
     assert f"{count} rules found" in shown
@@ -55,7 +55,7 @@ def build_case(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_alerts_fire_when_they_should(program: str, tmp_path: Path) -> None:
+def test_alerts_fire_in_the_cases_of_promtool(program: str, tmp_path: Path) -> None:
     (tmp_path / ALERTS.name).write_text(ALERTS.read_text(encoding="utf-8"))
     cases = {"rule_files": [ALERTS.name], "tests": [build_case(case) for case in CASES]}
     (tmp_path / "cases.yaml").write_text(yaml.safe_dump(cases))
@@ -67,7 +67,7 @@ def test_every_alert_has_a_case() -> None:
     assert {case["alert"] for case in CASES} - {None} == {*rules}
 
 
-def test_the_served_metrics_are_accepted(program: str, busy: BusyNamespace) -> None:
+def test_promtool_accepts_the_served_metrics(program: str, busy: BusyNamespace) -> None:
     with serve_metrics(busy.mq, "127.0.0.1", 0, busy.serving) as port:
         request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": "text/plain"})
         with urllib.request.urlopen(request, timeout=30) as response:

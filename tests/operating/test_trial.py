@@ -245,7 +245,7 @@ def test_full_disk_is_named(broken: BrokenNamespace, browser: Browser) -> None:
 # -- the cures of the page ------------------------------------------------------------------------------
 
 
-def test_the_cures_of_the_page_work(broken: BrokenNamespace) -> None:
+def test_cures_of_troubleshooting_end_the_troubles(broken: BrokenNamespace) -> None:
     member = member_of(broken)
     assert member not in broken.run(blocks("A member hangs")[1].replace("MEMBER", member) + "lakemq groups lag mailer")
     assert re.search(r"exporter +true", broken.run(blocks("A transaction stays open")[1]))

@@ -124,7 +124,7 @@ def set_where(column: str, value: Any, **where: Any) -> Callable[[dict[str, Any]
     return edit
 
 
-def test_a_data_file_that_is_gone_takes_its_messages_with_it(path: Path) -> None:
+def test_audit_finds_messages_of_a_missing_data_file(path: Path) -> None:
     biggest = max((path / "messages").glob("*.parquet"), key=lambda file: file.stat().st_size)
     biggest.unlink()
     places = find_broken(path)
@@ -209,7 +209,7 @@ def test_audit_finds_changed_row(
 
 
 @pytest.mark.parametrize(("table", "column", "value"), [("topics", "removed", True), ("topics", "config", "{}}")])
-def test_tables_that_cannot_be_read_back_are_damaged(path: Path, table: str, column: str, value: Any) -> None:
+def test_audit_raises_table_damaged_for_values_that_contradict(path: Path, table: str, column: str, value: Any) -> None:
     change(path, table, set_where(column, value, topic="t"))
     with pytest.raises(TableDamaged):
         run_audit(path)
@@ -238,7 +238,7 @@ def test_audit_ignores_files_merged_meanwhile(tmp_path: Path, monkeypatch: pytes
         assert report.step > first_snapshot.watermark.step
 
 
-def test_an_explicit_partition_is_a_warning(path: Path) -> None:
+def test_audit_warns_of_messages_with_an_explicit_partition(path: Path) -> None:
     with lakemq.connect(str(path)) as mq, mq.serving():
         mq.publish("t", pa.table({"key": ["k1"] * 3, "value": ["v"] * 3, "partition": [0, 1, 2]}))
     report = run_audit(path)
@@ -250,7 +250,7 @@ def run(path: Path, *options: str) -> Any:
     return CliRunner().invoke(app, ["--path", str(path), "audit", *options])
 
 
-def test_the_command_ends_with_a_code_and_writes_data_docs(path: Path, tmp_path: Path) -> None:
+def test_audit_command_exits_by_its_outcome_and_writes_data_docs(path: Path, tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     result = run(path, "--output", "json", "--docs", str(docs))
     assert result.exit_code == 0, result.output
@@ -284,7 +284,7 @@ def test_audit_job_fails_and_names_the_damage(path: Path, capsys: pytest.Capture
         *(["--topic", "t", "--offsets", text] for text in ("", "[1]", '{"0": [1]}', '{"a": [0, 1]}')),
     ],
 )
-def test_options_of_a_topic_that_are_not_valid_are_wrong_usage(options: list[str]) -> None:
+def test_invalid_options_of_a_topic_audit_are_wrong_usage(options: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--path", "mq", *options])
     assert ended.value.code == 2

@@ -70,7 +70,7 @@ def validate_with_gx(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("expectation", OF_ROWS, ids=lambda e: json.dumps(e["kwargs"]) + e["type"])
-def test_the_rows_that_fail_are_those_of_great_expectations(
+def test_gate_rejects_the_rows_that_great_expectations_rejects(
     expectation: dict[str, Any], validate_with_gx: Any, tmp_path: Path
 ) -> None:
     gate = gate_of(tmp_path, expectation, meta={"lakemq": {"most_failed": 1}})
@@ -191,7 +191,7 @@ def test_unknown_expectation_is_refused_on_load(text: str, complaint: str, tmp_p
     assert str(file) in str(refusal.value)
 
 
-def test_a_suite_may_be_yaml_and_warnings_stop_nobody(tmp_path: Path) -> None:
+def test_suite_of_yaml_is_read_without_its_warnings(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(
         "expectations:\n"
         "- {type: expect_column_values_to_not_be_null, kwargs: {column: key}, severity: warning}\n"
@@ -284,7 +284,7 @@ def test_rows_that_fail_are_rejected_with_the_expectation(mq: Connection, count:
     assert read_rejections(mq) == expected
 
 
-def test_above_the_threshold_nothing_is_published(mq: Connection) -> None:
+def test_publish_is_refused_when_more_rows_fail_than_the_threshold(mq: Connection) -> None:
     with pytest.raises(ExpectationFailed, match="16 of 30 rows fail"):
         mq.publish("t", orders(30, bad=16))
     assert mq.publish("t", orders(30, bad=15)).rejected_count == 15
@@ -307,7 +307,7 @@ def test_on_error_fail_refuses_all_rows(mq: Connection) -> None:
     assert mq.fetch("t").record_count == 0
 
 
-def test_columns_that_the_suite_names_must_be_there(mq: Connection) -> None:
+def test_missing_column_of_the_suite_is_refused(mq: Connection) -> None:
     with pytest.raises(ExpectationFailed, match="amount"):
         mq.publish("t", pa.table({"key": ["k"], "value": ["v"]}))
     with pytest.raises(InvalidRecord, match="cannot be evaluated on these rows") as refusal:
@@ -316,7 +316,7 @@ def test_columns_that_the_suite_names_must_be_there(mq: Connection) -> None:
     assert mq.publish("other", pa.table({"value": ["v"]})).record_count == 1
 
 
-def test_an_explicit_partition_is_kept_and_none_that_is_negative_is_a_mark(mq: Connection) -> None:
+def test_gate_keeps_explicit_partitions_and_rejects_negative_ones(mq: Connection) -> None:
     table = orders(4, bad=1).append_column("partition", pa.array([1, 1, -1000, 0]))
     published = mq.publish("t", table)
     assert (published.record_count, published.rejected_count) == (2, 2)
@@ -324,7 +324,7 @@ def test_an_explicit_partition_is_kept_and_none_that_is_negative_is_a_mark(mq: C
     assert mq.publish("other", pa.table({"value": ["v"] * 3000, "partition": [-1001] * 3000})).rejected_count == 3000
 
 
-def test_the_example_of_the_docs(tmp_path: Path) -> None:
+def test_gate_of_the_docs_rejects_the_rows_that_the_page_shows(tmp_path: Path) -> None:
     (suite,), (code,) = (read_blocks("quality.md", language) for language in ("yaml", "python"))
     folder = suite_of(tmp_path / "conf/expectations")
     (folder / "orders.yaml").write_text(suite)

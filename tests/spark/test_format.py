@@ -27,7 +27,7 @@ def numbers(count: int, begin: int = 0) -> pa.Table:
     return pa.table({"key": names, "value": names})
 
 
-def test_a_batch_is_what_a_fetch_is(spark: SparkSession, mq: Connection, path: Path, topic: str) -> None:
+def test_batch_of_the_format_equals_a_fetch(spark: SparkSession, mq: Connection, path: Path, topic: str) -> None:
     mq.topics.create(topic, partitions=3)
     mq.publish(topic, numbers(1000))
     with mq.producer() as producer:

@@ -184,7 +184,7 @@ def test_the_log_of_the_inbox_stays_short(spark: SparkSession, mq: Connection, t
     assert mq.fetch(topic).record_count == interval + 1
 
 
-def test_drain_without_spark_is_refused(path: Path, mq: Connection) -> None:
+def test_drain_of_a_connection_without_spark_is_refused(path: Path, mq: Connection) -> None:
     with lakemq.connect(str(path)) as plain, pytest.raises(IllegalState, match="spark="):
         plain.drain_inbox()
 

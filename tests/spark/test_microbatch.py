@@ -74,7 +74,7 @@ def insert(spark: SparkSession, *values: str) -> None:
     spark.sql(f"INSERT INTO inbox (topic, key, value) VALUES {rows}")
 
 
-def test_every_point_of_a_job_is_tested() -> None:
+def test_every_crash_point_of_a_job_has_a_test() -> None:
     """tests/faults/test_crash_points.py tests all others."""
     points_of_jobs = {point for point in crash.POINTS if point.startswith(("inbox.", "stream."))}
     assert points_of_jobs == {point for point in (*INBOX_POINTS, *STREAM_POINTS) if not point.startswith("publish.")}

@@ -148,5 +148,5 @@ def test_spark_and_duckdb_give_the_same_rows(spark: SparkSession, one_sql: Conne
     assert [name for name in names if name in named_columns] == named_columns
 
 
-def test_the_docs_have_queries() -> None:
+def test_docs_have_queries_to_compare() -> None:
     assert len(queries_of_the_docs()) >= 15

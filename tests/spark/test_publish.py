@@ -46,7 +46,7 @@ def messages(fetched: DataFrame) -> list[tuple[Any, ...]]:
     return [(k, v, h or None, t) for (k, v, t), h in zip(plain, headers, strict=True)]
 
 
-def test_what_is_published_is_fetched(spark: SparkSession, mq: Connection, topic: str) -> None:
+def test_published_dataframe_is_fetched_unchanged(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=3)
     named_as_in_sql = "Key binary, VALUE binary, Headers array<struct<key:string,value:binary>>, Timestamp timestamp"
     published = mq.publish(topic, frame(spark, ROWS, named_as_in_sql))
@@ -198,7 +198,7 @@ def test_a_version_not_above_the_last_is_not_published_again(spark: SparkSession
 
 
 @pytest.mark.extended
-def test_partitions_added_while_tasks_write_are_heeded(
+def test_rows_of_tasks_are_spread_over_partitions_added_meanwhile(
     spark: SparkSession, mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mq.topics.create(topic, partitions=2)

@@ -49,7 +49,7 @@ def test_options_of_the_format_read_only_the_files_of_the_range(spark: SparkSess
     assert [tuple(row) for row in rows] == [(1, 1000, 1999, 1000)]
 
 
-def test_views_of_the_log_read_all_files(spark: SparkSession, ranges: Connection) -> None:
+def test_spark_views_of_the_log_read_all_files(spark: SparkSession, ranges: Connection) -> None:
     query = f"SELECT value FROM {NAME}.log WHERE topic = 'clicks' AND partition = 1 AND offset BETWEEN 1000 AND 1999"
     read = [file for file in spark.sql(query).inputFiles() if "/messages/" in file]
     assert len(read) == FILES

@@ -48,7 +48,7 @@ def script(folder: Path, code: str) -> str:
 
 
 @pytest.mark.extended
-def test_the_session_knows_the_format_at_once(spark: SparkSession, mq: Connection, topic: str) -> None:
+def test_session_knows_the_format_without_registration(spark: SparkSession, mq: Connection, topic: str) -> None:
     """Only the session itself registers the format in these tests. From a checkout Spark does not find it by
     itself.
     """

@@ -99,7 +99,7 @@ def shop(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.extended
 @pytest.mark.usefixtures("shop")
-def test_page_begins_with_programs_that_run(spark: SparkSession) -> None:
+def test_first_programs_of_the_spark_page_run(spark: SparkSession) -> None:
     publish, stream, make_views, read_table = read_blocks("spark.md", "python")[:4]
     count, total = read_blocks("spark.md", "sql")[:2]
     names: dict[str, object] = {}

@@ -51,7 +51,7 @@ def test_offsets_of_source_are_committed_with_dataframe(names: dict[str, Any]) -
 
 
 @pytest.mark.extended
-def test_a_stream_goes_on_without_its_checkpoint(names: dict[str, Any], tmp_path: Path) -> None:
+def test_stream_continues_at_committed_offsets_without_its_checkpoint(names: dict[str, Any], tmp_path: Path) -> None:
     landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
     landing.mkdir()
 
@@ -76,7 +76,7 @@ def test_a_stream_goes_on_without_its_checkpoint(names: dict[str, Any], tmp_path
 
 
 @pytest.mark.extended
-def test_the_queries_run_in_spark(spark: SparkSession, names: dict[str, Any]) -> None:
+def test_queries_of_transactions_run_in_spark(spark: SparkSession, names: dict[str, Any]) -> None:
     names["mq"].close()  # everything is projected then
     spark.sql("USE bank")
     history, still_open, lag = (spark.sql(query).collect() for query in read_blocks(PAGE, "sql"))

@@ -106,7 +106,7 @@ def test_change_of_leader_gives_a_transaction_at_most_one_timeout_more(player: P
     assert not is_open(player)
 
 
-def test_a_clock_that_is_set_in_the_middle_of_a_term_ends_nothing(player: Player) -> None:
+def test_clock_set_during_a_term_times_out_no_transaction(player: Player) -> None:
     clock = WrongClock(player.world.clock, 0)
     player.new_leader(clock)
     open_transaction(player)
@@ -119,7 +119,7 @@ def test_a_clock_that_is_set_in_the_middle_of_a_term_ends_nothing(player: Player
     assert not is_open(player)
 
 
-def test_a_backlog_keeps_a_transaction_from_its_timeout_for_a_while_only(player: Player) -> None:
+def test_backlog_delays_the_timeout_of_a_transaction_up_to_a_bound(player: Player) -> None:
     """Its commit may be among the letters that were not read yet. Letters that were put in time come first."""
     open_transaction(player)
     player.world.reconfigure({"step.max.letters": 1})

@@ -237,6 +237,6 @@ class FinalMessages(RuleBasedStateMachine):
 
 
 @pytest.mark.hypothesis
-def test_final_messages_are_what_a_fetch_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_messages_equal_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "LONG_RUN", 2)
     run_state_machine_as_test(FinalMessages, settings=runs(30, 15))

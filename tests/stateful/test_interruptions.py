@@ -236,7 +236,7 @@ def test_sequencer_killed_while_merging_loses_nothing(player: Player, point: str
 @pytest.mark.extended
 @pytest.mark.parametrize("publishing", nightly_but([True], [True, False]))
 @pytest.mark.parametrize("point", MERGING_POINTS)
-def test_a_leader_that_is_stopped_while_it_merges_does_no_harm(player: Player, point: str, publishing: bool) -> None:
+def test_leader_stopped_while_it_merges_loses_no_message(player: Player, point: str, publishing: bool) -> None:
     """Other leaders go on for so long that the files which it was about to name or remove are gone by then."""
     stopped: list[Background] = []
 
@@ -271,7 +271,7 @@ def test_a_leader_that_is_stopped_while_it_merges_does_no_harm(player: Player, p
     player.settle()
 
 
-def test_a_file_stays_that_a_step_names_which_is_not_projected(player: Player) -> None:
+def test_file_of_a_step_that_is_not_projected_is_not_deleted(player: Player) -> None:
     store, files = player.world.namespace.store, player.world.namespace.files
     file = player.world.write_file(["of a file"])
     name = f"{MESSAGES.name}/{file_stem(file.file_id)}.parquet"

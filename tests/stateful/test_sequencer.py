@@ -355,5 +355,5 @@ def outcomes(results: list[Any]) -> list[Any]:
 
 
 @pytest.mark.hypothesis  # so that `make test-nightly` runs it with all its examples
-def test_sequencer_against_the_model() -> None:
+def test_sequencer_answers_as_the_model() -> None:
     run_state_machine_as_test(SequencerMachine, settings=runs(30, 25))

@@ -26,7 +26,7 @@ def test_an_object_with_the_same_content_in_place_of_another_has_another_identit
     assert second.rpartition("-")[0] == first.rpartition("-")[0]
 
 
-def test_a_listing_of_several_pages_is_whole(gcs: GcsServer) -> None:
+def test_list_returns_all_names_of_several_pages(gcs: GcsServer) -> None:
     """A page has a thousand names."""
     files = open_files(gcs.path(uuid.uuid4().hex), gcs.options)
     names = [f"folder/{number:04d}" for number in range(1_100)]

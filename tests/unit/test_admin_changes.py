@@ -23,7 +23,7 @@ from lakemq.tables.specs.journal import ADMIN_LOG, JOURNAL, WATERMARKS
 
 
 @pytest.mark.slow
-def test_changes_on_request_name_their_client_and_others_are_left_out(tmp_path: Path) -> None:
+def test_admin_log_names_the_client_of_each_requested_change(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path / "mq"), create=True) as mq, mq.serving():
         mq.topics.create("t")
         mq.publish("t", pa.table({"value": ["a", "b"]}))
@@ -79,7 +79,7 @@ def test_a_member_that_leaves_by_itself_is_no_change_and_one_that_is_removed_is(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", [ADMIN_LOG.name, JOURNAL.name, WATERMARKS.name])
-def test_each_change_is_there_once_although_a_pass_dies_between_its_writes(
+def test_each_change_is_noted_once_though_a_projection_dies_midway(
     table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, names, deaths = Projector._append, set[str](), list[str]()
@@ -110,7 +110,7 @@ def build_rows(times_ms: list[int]) -> pa.Table:
 
 
 @pytest.mark.parametrize(("most", "kept"), [(9, [2, 3, 4]), (2, [3, 4])])
-def test_merges_keep_changes_of_the_retention_and_no_more_than_the_bound(
+def test_merges_keep_changes_of_the_retention_up_to_the_bound(
     most: int, kept: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "MOST_ADMIN_CHANGES", most)

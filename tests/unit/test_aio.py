@@ -136,7 +136,7 @@ async def test_messages_are_polled_acknowledged_given_back_and_rejected(
 
 @pytest.mark.parametrize("protocol", extended_but(["cooperative"], ["cooperative", "classic"]))
 @in_event_loop
-async def test_offsets_are_committed(connection: AsyncConnection, topic: str, protocol: Any) -> None:
+async def test_awaited_commit_returns_committed_offsets(connection: AsyncConnection, topic: str, protocol: Any) -> None:
     group = new_group(connection.sync, protocol)
     add(connection.sync, topic, {0: 2})
     async with connection.consumer(group, topics=[topic], protocol=protocol) as consumer:

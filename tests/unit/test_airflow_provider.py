@@ -87,7 +87,7 @@ def test_waiting_for_a_missing_topic_or_for_a_text_is_refused(mq: Connection) ->
         find_waiting_ends(mq, "g", "o")
 
 
-def test_the_file_of_dags_needs_airflow_alone() -> None:
+def test_file_of_dags_imports_only_airflow() -> None:
     tree = ast.parse((JOBS / "dags" / "lakemq_dag.py").read_text())
     modules = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     modules |= {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}

@@ -152,7 +152,7 @@ def test_invalid_assignment_is_a_value_error(number: int) -> None:
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_an_assignment_comes_out_plain_sorted_and_with_all_members() -> None:
+def test_assignment_of_a_plug_in_is_sorted_and_has_all_members() -> None:
     assignments = [
         GOOD,
         {"c2": [("u", 0), ("t", 2)], "c1": (["t", 1], ["t", 0])},

@@ -87,7 +87,7 @@ def test_member_that_beats_and_does_not_poll_is_lost(scene: Scene) -> None:
     assert scene.pass_ms(1_000) == [("C1", "poll")]
 
 
-def test_no_member_is_silent_while_the_leader_cannot_read(
+def test_no_member_is_lost_while_the_leader_cannot_read_beats(
     scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.join("C1")
@@ -106,7 +106,7 @@ def test_no_member_is_silent_while_the_leader_cannot_read(
     assert scene.pass_ms(1_000) == []
 
 
-def test_a_beat_that_is_followed_while_it_is_read_counts(scene: Scene) -> None:
+def test_beat_counts_though_a_newer_one_replaces_it_during_the_read(scene: Scene) -> None:
     scene.join("C1")
     scene.beat("a", "C1")
     scene.look()

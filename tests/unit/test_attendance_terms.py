@@ -95,7 +95,7 @@ def test_a_member_that_shares_its_beats_lives_with_the_process(scene: Terms) -> 
     assert set(silent) == {("C1", "session")}
 
 
-def test_a_beat_that_outlived_its_thread_keeps_nobody_alive(scene: Terms) -> None:
+def test_beat_of_an_ended_thread_keeps_no_member_alive(scene: Terms) -> None:
     """Two beats name the member. The one that no longer changes must not make the other look new."""
     scene.join("C1")
     scene.beat("a", "C1")
@@ -185,7 +185,7 @@ def test_a_member_whose_process_has_ended_is_lost_at_once_unless_it_is_static(sc
 
 
 @needs_identity
-def test_a_process_is_known_by_when_it_started(scene: Terms) -> None:
+def test_process_with_a_reused_id_counts_as_gone(scene: Terms) -> None:
     """Another process may have the same id by now. Of other machines and process namespaces nothing is known."""
     own_identity = read_own_identity()
     assert not is_process_gone(own_identity, own_identity)

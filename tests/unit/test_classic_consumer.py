@@ -51,7 +51,7 @@ def test_members_give_up_all_partitions_before_they_get_theirs(mq: Connection) -
     assert second_listener.events == [("assigned", second_owned), ("revoked", second_owned)]
 
 
-def test_group_waits_for_a_member_at_work_and_names_it(mq: Connection) -> None:
+def test_rebalance_waits_for_a_working_member_and_names_it(mq: Connection) -> None:
     topic, group, first, second = start_two_members(mq, 2)
     add(mq, topic, {0: 1, 1: 1})
     assert first.poll(timeout_ms=5_000)

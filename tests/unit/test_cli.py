@@ -55,7 +55,7 @@ def test_commands_work_without_a_running_sequencer(tmp_path: Path) -> None:
     assert objects(run_lakemq(str(path), "init", "--output", "json")) == [{"path": str(path), "topics": 1}]
 
 
-def test_the_life_of_a_topic(lake: Lakemq) -> None:
+def test_topics_commands_create_describe_alter_list_and_delete(lake: Lakemq) -> None:
     lake("topics", "create", "life", "--partitions", "2", "--config", "retention.ms=1000", "--subscription", "air/>")
     (described,) = objects(lake("topics", "describe", "life", "--output", "json"))
     assert (described["partitions"], described["config"]) == (2, {"retention.ms": 1000})
@@ -110,7 +110,7 @@ def test_create_if_not_exists_accepts_an_existing_topic(lake: Lakemq, mq: Connec
 # -- publish --------------------------------------------------------------------------------------------
 
 
-def test_json_lines_are_whole_values(lake: Lakemq, mq: Connection) -> None:
+def test_each_json_line_is_published_as_a_value(lake: Lakemq, mq: Connection) -> None:
     mq.topics.create("whole")
     lines = [b'{"a": 1}', b"  [1,2] ", b'"text"']
     result = lake("publish", "--topic", "whole", "--output", "json", stdin=b"\n".join(lines) + b"\n\n")
@@ -209,7 +209,7 @@ def test_rows_that_cannot_be_messages_are_counted_on_stderr(lake: Lakemq, mq: Co
     assert [m["value"] for m in fetched(mq, "refusing")] == ["good"]
 
 
-def test_a_large_file_is_published_in_pieces_in_order(
+def test_large_file_is_published_in_order(
     lake: Lakemq, mq: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("lakemq.jobs.commands.shared.rows.PIECE_BYTES", 1000)
@@ -265,7 +265,7 @@ def ten(mq: Connection) -> str:
     return "ten"
 
 
-def test_fetch_of_a_range(lake: Lakemq, ten: str) -> None:
+def test_fetch_command_returns_the_messages_of_its_range(lake: Lakemq, ten: str) -> None:
     for options, expected in (
         ("", [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]),
         ("--from 3", [(0, 3), (0, 4), (1, 3), (1, 4)]),
@@ -282,7 +282,7 @@ def test_fetch_of_a_range(lake: Lakemq, ten: str) -> None:
         assert all(m["value"] == str(m["offset"]) for m in messages)
 
 
-def test_tables_show_what_a_terminal_would_obey_escaped(lake: Lakemq, mq: Connection) -> None:
+def test_tables_escape_control_characters(lake: Lakemq, mq: Connection) -> None:
     mq.topics.create("escape")
     lake("publish", "--topic", "escape", "--format", "lines", stdin=b"\x1b[31mred\x07[bold]x[/bold]\n\xff\n")
     shown = lake("fetch", "escape").stdout
@@ -335,7 +335,7 @@ def test_command_loads_no_engine_and_no_pandas(tmp_path: Path) -> None:
 GLOBAL_OPTIONS = {"--path", "--conf", "--storage-option", "--output"}
 
 
-def test_examples_are_read_as_their_commands() -> None:
+def test_examples_of_help_parse_as_their_commands() -> None:
     for words, line in ((words, line) for words, lines in EXAMPLES.items() for line in lines):
         name, *arguments = shlex.split(line)
         assert name == "lakemq"
@@ -364,7 +364,7 @@ def publish_minutes(mq: Connection, topic: str, count: int) -> None:
             producer.send(topic, b"v", partition=0, timestamp_ms=FIRST_MS + 60_000 * minute)
 
 
-def test_the_ends_of_the_log(mq: Connection, run: Any) -> None:
+def test_get_offsets_returns_log_start_and_end(mq: Connection, run: Any) -> None:
     topic = new_topic(mq, partitions=2)
     publish_minutes(mq, topic, 5)
     mq.topics.delete_records(topic, {0: 2})
@@ -373,7 +373,7 @@ def test_the_ends_of_the_log(mq: Connection, run: Any) -> None:
     assert run(topic, "--partition", "1") == [{"topic": topic, "partition": 1, "offset": 0, "timestamp": None}]
 
 
-def test_the_first_message_at_or_after_a_time(mq: Connection, run: Any) -> None:
+def test_get_offsets_returns_the_first_message_at_or_after_a_time(mq: Connection, run: Any) -> None:
     topic = new_topic(mq, partitions=2)
     publish_minutes(mq, topic, 5)
     expected = {"topic": topic, "partition": 0, "offset": 3, "timestamp": "2023-11-14T22:16:20.000Z"}

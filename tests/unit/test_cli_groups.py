@@ -133,7 +133,7 @@ def test_reset_of_several_groups_goes_on_after_a_missing_one(mq: Connection, lak
 
 
 @pytest.mark.extended
-def test_groups_by_state(mq: Connection, lake: Lakemq, topic: str) -> None:
+def test_groups_list_selects_groups_by_state(mq: Connection, lake: Lakemq, topic: str) -> None:
     empty, group = committed(mq, topic, 3), new_name("g")
     with mq.consumer(group, topics=[topic], protocol="cooperative") as member:
         while len(member.assignment()) < 2:
@@ -155,7 +155,7 @@ def test_groups_by_state(mq: Connection, lake: Lakemq, topic: str) -> None:
         assert [one["group"] for one in named] == [group, empty]
 
 
-def test_the_settings_of_a_group_can_be_read_back(mq: Connection, lake: Lakemq, topic: str) -> None:
+def test_group_describe_shows_the_settings_and_which_are_set(mq: Connection, lake: Lakemq, topic: str) -> None:
     name, bare = new_name("g"), committed(mq, topic, 1)
     mq.groups.create(name, {"max.redelivery.count": 2, "nack.order": "none"})
     described = mq.groups.describe(name)

@@ -85,7 +85,7 @@ def commands(group: Any, words: str = "") -> Iterator[str]:
         yield from commands(command, full) if hasattr(command, "commands") else (full,)
 
 
-def test_every_command_is_in_the_table() -> None:
+def test_every_command_has_a_case_of_json_output() -> None:
     assert {*commands(typer.main.get_command(app))} - ELSEWHERE == {*COMMANDS}
 
 

@@ -34,7 +34,7 @@ def test_fields_that_no_line_has_are_refused(mq: Connection) -> None:
     assert keys(mq, topic) == []
 
 
-def test_digits_are_a_partition() -> None:
+def test_digits_of_a_csv_column_are_read_as_partition() -> None:
     made = rows_table(pa.table({"n": ["0", "-1", "2147483647"], "value": ["x"] * 3}), 1, Columns(partition="n"))
     assert made["partition"].to_pylist() == [0, -1, 2**31 - 1]
 

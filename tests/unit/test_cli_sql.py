@@ -60,7 +60,7 @@ def run(
     return CliRunner().invoke(app, options, input=stdin)
 
 
-def test_every_table_is_there_as_stored(mq: Connection) -> None:
+def test_duckdb_shows_every_table_as_stored(mq: Connection) -> None:
     connection = connect_duckdb(mq.namespace)
     shown = {name for (name,) in connection.execute("SHOW TABLES").fetchall()}
     assert shown == {spec.name for spec in TABLES} | set(VIEWS)
@@ -81,7 +81,7 @@ def test_namespace_named_by_a_word_of_sql_can_be_queried(tmp_path: Path) -> None
 
 
 @pytest.mark.extended
-def test_nothing_above_the_watermark_is_shown(tmp_path: Path) -> None:
+def test_sql_shows_no_row_above_the_watermark(tmp_path: Path) -> None:
     namespace = open_namespace(str(tmp_path / "mq"), create=True)
     with Connection(namespace) as first, first.serving():
         first.topics.create("t")
@@ -102,7 +102,7 @@ def test_nothing_above_the_watermark_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_any_value_is_json_and_loses_nothing(mq: Connection) -> None:
+def test_every_value_is_printed_as_json_without_loss(mq: Connection) -> None:
     cases = (
         ("CAST('NaN' AS DOUBLE)", '"NaN"', "NaN"),
         ("array(-CAST('Infinity' AS DOUBLE))", '["-Infinity"]', '"[""-Infinity""]"'),
@@ -298,7 +298,7 @@ def test_sql_as_of_a_step_or_time_reads_the_state_then(tmp_path: Path) -> None:
     assert run(mq, query, as_of="yesterday").exit_code == 2
 
 
-def test_a_step_is_read_with_the_pass_that_projected_it(tmp_path: Path) -> None:
+def test_sql_as_of_a_step_reads_the_projection_that_holds_it(tmp_path: Path) -> None:
     query, steps = "SELECT count(*) AS n FROM log", []
     with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 20_000}) as mq:
         with mq.serving():
@@ -332,7 +332,7 @@ class _BusyStore:
         return handle
 
 
-def test_a_snapshot_holds_no_projection_that_came_while_it_was_opened(tmp_path: Path) -> None:
+def test_snapshot_leaves_out_a_projection_that_came_while_it_opened(tmp_path: Path) -> None:
     with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
         mq.topics.create("t")
         mq.sql("SELECT 1", wait_ms=10_000)

@@ -49,7 +49,7 @@ def test_a_leader_is_not_named_as_its_own_standby(mq: Connection) -> None:
     assert read_json(mq.namespace.path)["standbys"] == []
 
 
-def test_the_page_shows_where_clients_connect_and_where_they_cannot(tmp_path: Path) -> None:
+def test_status_shows_where_clients_connect_and_which_port_is_taken(tmp_path: Path) -> None:
     taken = sockets.listen_tcp("127.0.0.1", 0)
     place = f"127.0.0.1:{taken.getsockname()[1]}"
     with served(tmp_path, **{"line.listen": place}) as mq:
@@ -65,7 +65,7 @@ def test_the_page_shows_where_clients_connect_and_where_they_cannot(tmp_path: Pa
     assert "Address already in use), tried again every few seconds" in text
 
 
-def test_the_figures_are_those_of_the_namespace(mq: Connection) -> None:
+def test_status_shows_the_figures_of_the_namespace(mq: Connection) -> None:
     topic, group = new_topic(mq, partitions=2), new_name("status")
     mq.publish(topic, pa.table({"value": [b"x"] * 30}))
     with mq.consumer(group, topics=[topic], protocol="cooperative") as consumer:
@@ -98,7 +98,7 @@ def test_the_figures_are_those_of_the_namespace(mq: Connection) -> None:
     assert group in text
 
 
-def test_rates_are_those_between_two_samples(mq: Connection) -> None:
+def test_status_computes_rates_between_two_samples(mq: Connection) -> None:
     quiet, topic = new_topic(mq), new_topic(mq)
     before = take_sample(mq)
     mq.publish(topic, pa.table({"value": [b"x"] * 30}))
@@ -110,7 +110,7 @@ def test_rates_are_those_between_two_samples(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-def test_the_live_page_is_refreshed_until_interrupted(mq: Connection) -> None:
+def test_status_refreshes_its_page_until_it_is_interrupted(mq: Connection) -> None:
     topic = new_topic(mq)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", mq.namespace.path, "status"]
@@ -223,25 +223,25 @@ def render(text: str, row: tuple[object, ...] = ROW, escape: bool = False) -> by
         (r"\x1e%o\\é", b"\x1e42\\\xc3\xa9", b"\x1e0\\\xc3\xa9"),
     ],
 )
-def test_a_token_is_what_kcat_prints(text: str, expected: bytes, of_nulls: bytes) -> None:
+def test_format_token_prints_what_kcat_prints(text: str, expected: bytes, of_nulls: bytes) -> None:
     assert render(text) == expected
     assert render(text, NULLS) == of_nulls
 
 
 @pytest.mark.parametrize("text", ["%x", "%", r"\q", r"\x1", "\\"])
-def test_a_wrong_format_is_refused(text: str) -> None:
+def test_invalid_format_of_messages_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_format(text)
 
 
-def test_a_terminal_gets_no_control_characters_of_messages() -> None:
+def test_consume_prints_no_control_characters_to_a_terminal() -> None:
     row = (*ROW[:5], NOT_UTF8, ROW[6])
     assert render("%s", row) == NOT_UTF8
     assert b"\x1b" not in render("%s", row, escape=True)
     assert render(r"%s\n", (*ROW[:5], "ä\x1b".encode(), None), escape=True) == "ä\\x1b\n".encode()
 
 
-def test_lines_with_keys_go_in_and_come_out(mq: Connection, lake: Lakemq) -> None:
+def test_keys_of_lines_are_published_and_fetched(mq: Connection, lake: Lakemq) -> None:
     topic = new_topic(mq)
     lake("publish", "--topic", topic, "--key-separator", ":", stdin=b"a:1\nno key\nb:2:3\n:4\n")
     rows = mq.fetch(topic).to_arrow()
@@ -258,7 +258,7 @@ def test_lines_with_keys_go_in_and_come_out(mq: Connection, lake: Lakemq) -> Non
     assert printed == b"1,no key,2:3,4,"
 
 
-def test_contradicting_options_are_refused(mq: Connection, lake: Lakemq) -> None:
+def test_options_of_formats_that_contradict_are_refused(mq: Connection, lake: Lakemq) -> None:
     topic = new_topic(mq)
     for arguments in (
         ["fetch", topic, "--print", "%s", "--key-separator", ":"],

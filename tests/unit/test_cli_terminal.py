@@ -115,7 +115,7 @@ def test_progress_is_shown_at_a_terminal_alone(mq: Connection, tmp_path: Path) -
         assert (done.exit_code, done.stderr) == (0, "")
 
 
-def test_the_last_messages_of_each_partition(mq: Connection) -> None:
+def test_negative_from_returns_the_last_messages_of_each_partition(mq: Connection) -> None:
     mq.topics.create("numbered", partitions=2)
     for partition in (0, 1):
         values = pa.table({"value": [str(n) for n in range(30)], "partition": pa.array([partition] * 30, pa.int32())})

@@ -69,7 +69,7 @@ def test_list_shows_ids_with_what_they_have_open(found: Found, lake: Lakemq, com
     assert found("transactions", "describe", open_one)[0]["partitions"] == ["out-0"]
 
 
-def test_describe_producers_of_a_partition(lake: Lakemq, found: Found, committed: str, open_one: str) -> None:
+def test_describe_producers_lists_open_transactions(lake: Lakemq, found: Found, committed: str, open_one: str) -> None:
     producers = {one["transactional_id"]: one for one in found("describe-producers", "out", "0")}
     assert producers[open_one]["first_offset"] is not None
     assert producers[open_one]["last_sequence"] == 0

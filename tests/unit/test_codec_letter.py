@@ -42,7 +42,7 @@ def body(values: list[bytes | None]) -> pa.Table:
 
 @examples()
 @given(st.lists(requests, max_size=3), st.none() | st.lists(st.none() | st.binary(max_size=5), max_size=3))
-def test_a_letter_comes_out_as_it_went_in(sent_requests: list[AnyRequest], values: list[bytes | None] | None) -> None:
+def test_letter_survives_encoding(sent_requests: list[AnyRequest], values: list[bytes | None] | None) -> None:
     letter, rows = Letter("c", 7, sent_requests, 5), None if values is None else body(values)
     assert decode_letter(letter_bytes(letter, rows)) == (letter, rows)
 
@@ -65,7 +65,7 @@ UNSEALED = unseal(GOOD)
 
 
 @pytest.mark.parametrize("rows", [body([b"abc", None]), FEW_ROWS, None])
-def test_no_bit_of_a_letter_can_change_unseen(rows: Any) -> None:
+def test_letter_with_a_flipped_bit_is_refused(rows: Any) -> None:
     letter = letter_bytes(Letter("c", 1, [CreateTopic("t", 1)], 0), rows)
     assert decode_letter(letter)[0].requests == [CreateTopic("t", 1)]
     for place in range(len(letter)):
@@ -88,7 +88,7 @@ DEEP = b'{"client_id":"c","number":1,"sent_at_ms":0,"requests":[[0,{"config":{"a
 @example(b"LMQC\x04\x00\x00\x00null")
 @example(b"LMQF" + UNSEALED[4:])
 @example(len(DEEP).to_bytes(4, "little") + DEEP)
-def test_alien_bytes_are_a_value_error(alien: bytes) -> None:
+def test_bytes_that_are_no_letter_raise_value_error(alien: bytes) -> None:
     for whole in (alien, seal(alien), seal(b"LMQC" + alien), seal(b"LMQF" + alien)):
         with pytest.raises(ValueError, match=r"\w"):
             decode_letter(whole)
@@ -96,7 +96,7 @@ def test_alien_bytes_are_a_value_error(alien: bytes) -> None:
 
 @examples(300)
 @given(st.integers(0, len(UNSEALED) - 1), st.integers(0, 255), st.booleans())
-def test_a_damaged_letter_is_a_value_error_or_a_whole_letter(position: int, byte: int, cut: bool) -> None:
+def test_damaged_letter_raises_value_error_or_is_read_whole(position: int, byte: int, cut: bool) -> None:
     damaged = UNSEALED[:position] if cut else UNSEALED[:position] + bytes([byte]) + UNSEALED[position + 1 :]
     try:
         _, rows = decode_letter(seal(damaged))
@@ -178,7 +178,7 @@ def test_a_request_that_cannot_be_read_leaves_those_beside_it_alone() -> None:
         body([b"x"]).set_column(1, "partition", pa.array([1], pa.int64())),
     ],
 )
-def test_rows_that_are_no_message_bodies_are_a_value_error(rows: pa.Table) -> None:
+def test_rows_that_are_no_message_bodies_raise_value_error(rows: pa.Table) -> None:
     assert BODY_SCHEMA.names[5] == "timestamp"
     with pytest.raises(ValueError, match="message bod"):
         decode_letter(letter_bytes(Letter("c", 1, [], 0), rows))
@@ -205,7 +205,7 @@ def test_rows_that_are_more_than_their_bytes_are_refused_before_they_are_read(
         decode_letter(letter)
 
 
-def test_offsets_that_lead_out_of_the_letter_are_a_value_error() -> None:
+def test_offsets_that_lead_out_of_the_letter_raise_value_error() -> None:
     good = body([b"abc"])
     head = unseal(letter_bytes(Letter("c", 1, [], 0)))
     sink = pa.BufferOutputStream()
@@ -242,7 +242,7 @@ def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]],
 
 @examples()
 @given(st.lists(results, max_size=3))
-def test_an_answer_comes_out_as_it_went_in(sent_results: list[AnyResult]) -> None:
+def test_answer_survives_encoding(sent_results: list[AnyResult]) -> None:
     answer = Answer("c", 7, 5, sent_results)
     assert decode_answer(encode_answer(answer)) == answer
 
@@ -296,7 +296,7 @@ def test_integers_of_numpy_are_sent_as_integers() -> None:
 
 
 @pytest.mark.parametrize("error", errors.all_errors(), ids=lambda e: e.name)
-def test_every_error_travels_and_is_itself_again(error: type[errors.LakeMQError]) -> None:
+def test_every_error_survives_encoding(error: type[errors.LakeMQError]) -> None:
     refusal = error("detail", found={"a": [1, 2]}, expected="b").refusal()
     (read,) = decode_answer(encode_answer(Answer("c", 1, 1, [refusal]))).results
     assert isinstance(read, Refusal)
@@ -313,7 +313,7 @@ def test_an_error_of_a_newer_engine_keeps_its_name() -> None:
     assert "BRAND_NEW: why" in str(raised)
 
 
-def test_kafkas_codes_are_kept() -> None:
+def test_errors_have_kafkas_codes() -> None:
     """Stories check those of the errors that requests get."""
     codes = {error.name: error.code for error in errors.all_errors() if error.code is not None}
     others = {

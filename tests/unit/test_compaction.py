@@ -103,7 +103,7 @@ def test_runs_leave_the_newest_message_of_each_key(rows: list[Row], sizes: list[
     assert sorted(list_shown(messages)) == sorted(expected)
 
 
-def test_tombstones_go_only_when_they_may() -> None:
+def test_tombstone_is_removed_only_when_its_time_has_come() -> None:
     messages = to_file([(0, "a", "1"), (0, "a", None), (0, "b", None), (0, None, "keyless")])
     newest, none = compaction.find_newest(messages), np.zeros(4, np.bool_)
     assert compaction.find_superseded(messages, newest, none).tolist() == [True, False, False, True]

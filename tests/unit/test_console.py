@@ -97,7 +97,7 @@ def test_every_link_of_a_page_leads_to_a_page(browser: Browser) -> None:
     assert not broken
 
 
-def test_the_overview_says_what_sql_says(busy: BusyNamespace, browser: Browser) -> None:
+def test_overview_of_the_console_equals_sql(busy: BusyNamespace, browser: Browser) -> None:
     shown = facts(browser.get("/"))
     state = busy.mq.state()
     assert shown["leader"] == state.leader
@@ -264,7 +264,7 @@ def test_a_tail_that_has_no_time_shows_the_newest_of_each_partition(
     busy.mq.topics.delete("busy")
 
 
-def test_looks_at_a_time_are_bounded(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_is_refused_while_too_many_pages_follow_topics(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = threading.Semaphore(1)
     monkeypatch.setattr(messages, "LOOKS", looks)
     for _ in range(2):
@@ -325,7 +325,7 @@ def test_a_payload_is_shown_and_never_run(busy: BusyNamespace, browser: Browser)
     assert "no such &lt;b&gt;customer&lt;/b&gt;" in letters
 
 
-def test_names_of_a_visitor_are_shown_and_never_run(browser: Browser) -> None:
+def test_names_in_addresses_are_shown_and_never_run(browser: Browser) -> None:
     page = browser.get("/topic", 404, name="<script>alert(1)</script>")
     assert "<script" not in page
     page = browser.get("/group", 400, name="'\"><img src=x>")
@@ -373,7 +373,7 @@ def test_a_query_without_text_or_of_too_long_text_is_refused(browser: Browser, t
 
 
 @pytest.mark.extended
-def test_a_long_result_is_cut(browser: Browser) -> None:
+def test_first_1000_rows_of_a_long_result_are_shown(browser: Browser) -> None:
     page = browser.submit(browser.get("/sql"), "/sql", text="SELECT * FROM range(5000)")
     assert len(table_rows(page, "Result")) == 1_000
     assert "The result has more rows. The first 1,000 are shown." in notices(page)
@@ -384,7 +384,7 @@ def test_doctor_page_examines_when_its_form_is_sent(browser: Browser) -> None:
     assert {"sequencer", "mailbox", "data files"} <= {row[0] for row in checks if row[1] == "ok"}
 
 
-def test_inputs_are_bounded(browser: Browser) -> None:
+def test_inputs_outside_their_bounds_are_refused(browser: Browser) -> None:
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("/messages", {"topic": ORDERS, "partition": "x"}),
         ("/messages", {"topic": ORDERS, "partition": 99}),

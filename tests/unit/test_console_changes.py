@@ -61,11 +61,11 @@ def read_changeable(busy: BusyNamespace) -> tuple[object, ...]:
     )
 
 
-def test_every_change_has_a_case() -> None:
+def test_every_change_of_the_console_has_a_case() -> None:
     assert {*INPUTS} == {*CHANGES}
 
 
-def test_nothing_changes_unless_it_is_allowed(busy: BusyNamespace) -> None:
+def test_console_without_allow_changes_changes_nothing(busy: BusyNamespace) -> None:
     before = read_changeable(busy)
     with open_browser(busy.mq, busy.serving) as visitor:
         for name, inputs in INPUTS.items():
@@ -131,7 +131,7 @@ def test_a_change_is_listed_with_the_name_of_the_token_and_the_address(
             assert table_rows(visitor.get("/changes", text="no such text"), "Changes, newest first") == []
 
 
-def test_a_topic_is_created_filled_widened_and_emptied(busy: BusyNamespace, browser: Browser) -> None:
+def test_console_creates_publishes_to_widens_and_empties_a_topic(busy: BusyNamespace, browser: Browser) -> None:
     page = browser.confirm("create-topic", topic="made", partitions="1")
     assert notices(page)[0] == "The topic is created."
     publish = {"topic": "made", "key": "k", "headers": "a=b\nc=d=e", "text": '{"n": "\u00e9"}'}

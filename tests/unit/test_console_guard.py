@@ -49,7 +49,7 @@ def ask(settings: ConsoleSettings, method: str = "GET", path: str = "/x", **opti
     return asyncio.run(send())
 
 
-def test_names_of_this_machine_alone_pass() -> None:
+def test_request_for_a_host_of_another_machine_is_refused() -> None:
     own = ["localhost", "localhost:8080", "127.0.0.1:1", "127.9.9.9", "[::1]:8080", "LOCALHOST"]
     assert {ask(ConsoleSettings(), headers={"Host": host}).status_code for host in own} == {200}
     others = ["evil.example", "127.0.0.1.evil.example", "localhost.evil:8080", "", "192.168.0.1"]
@@ -191,7 +191,7 @@ def test_visitors_are_known_by_the_names_of_their_tokens(tmp_path: Path) -> None
         f"a {TOKEN}\nb {TOKEN}",
     ],
 )
-def test_tokens_whose_visitors_the_journal_could_not_tell_apart_are_refused(tmp_path: Path, content: str) -> None:
+def test_tokens_with_names_that_the_journal_cannot_tell_apart_are_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "tokens"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(InvalidConfig, match="one space and a token") as refused:
@@ -204,7 +204,7 @@ def test_visitors_keep_their_names_in_the_ids_of_clients() -> None:
         assert new_client_id(["console", name]).split("-")[1] == name
 
 
-def test_weak_or_broken_tokens_are_refused(tmp_path: Path) -> None:
+def test_short_or_malformed_tokens_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     for content in ("", "short", "0123456789abcdé\x00f", "0123456789\n0123456789"):
         file.write_text(content)

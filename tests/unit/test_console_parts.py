@@ -54,7 +54,7 @@ def test_a_long_payload_is_cut_and_says_so() -> None:
 @pytest.mark.slow
 @given(JSON)
 @examples(200)
-def test_indented_json_means_the_same(document: object) -> None:
+def test_indented_json_parses_to_the_same_document(document: object) -> None:
     text = json.dumps(document, ensure_ascii=False)
     assert json.loads(indent_json(text, 1 << 20)) == document
     assert indent_json(text, 10) == indent_json(text, 1 << 20)[:10]

@@ -26,7 +26,7 @@ KEPT_BLOCKS_PER_STEP = 0.05
 """An object that stays is at least one block. One that stays per step is 20 times this bound."""
 
 
-def test_small_steps_leave_nothing_in_the_state() -> None:
+def test_small_steps_do_not_grow_the_state() -> None:
     """One client sends to each topic in turn, another one commits offsets."""
     mq, numbers = Harness(), {"sender": count(1), "reader": count(1)}
     topics = [f"topic-{number}" for number in range(TOPICS)]

@@ -191,7 +191,7 @@ def test_a_table_that_claims_later_steps_than_the_log_has_gets_no_rows(path: Pat
         published.join(30)
 
 
-def test_a_segment_that_names_no_file_is_damage(path: Path) -> None:
+def test_segment_without_a_file_raises_table_damaged(path: Path) -> None:
     with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
         mq.publish("t", pa.table({"value": ["a"]}))
         mq.sql("SELECT 1", wait_ms=10_000)

@@ -109,7 +109,7 @@ def test_changed_file_is_not_delivered(mq: Connection, mishap: Callable[[Path], 
     assert check_data_files(mq).ok
 
 
-def test_no_byte_of_a_file_can_change_unseen(tmp_path: Path) -> None:
+def test_data_file_with_a_changed_byte_is_refused(tmp_path: Path) -> None:
     """A bit of another byte is flipped in each of 1,200 copies. Some are in facts of a page that no reader uses.
 
     Arrow trusts a footer: one flipped bit can end the process. So its hash is compared before it is parsed.

@@ -215,7 +215,7 @@ def test_bad_conditions_of_dead_letters_are_refused(mq: Connection) -> None:
     assert mq.dead_letters.redrive(dead, dry_run=True).messages == 1
 
 
-def test_predicate_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predicate_that_reads_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for file in (tmp_path / "x.csv", tmp_path / ".tmp/x.csv"):
         file.parent.mkdir(exist_ok=True)

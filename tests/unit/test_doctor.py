@@ -229,7 +229,7 @@ def test_clock_that_differs_from_the_stores_is_a_finding(
     assert "time server" in finding.advice
 
 
-def test_journal_ahead_of_the_clock_is_a_finding(path: Path) -> None:
+def test_doctor_finds_a_journal_ahead_of_the_clock(path: Path) -> None:
     """The steps were decided when the store's time was a day ahead."""
 
     class Tomorrow(LocalFiles):

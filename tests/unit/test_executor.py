@@ -20,7 +20,7 @@ def make_writer(root: Path, partition_count: int) -> WriteMessages:
     return WriteMessages(str(root), {}, (Destination("t", (Copy(partition_count, "xxhash64", 1000, (0,)),)),))
 
 
-def test_keyless_rows_go_round_the_partitions_across_batches(tmp_path: Path) -> None:
+def test_keyless_rows_take_turns_in_partitions_across_batches(tmp_path: Path) -> None:
     (ranges,) = make_writer(tmp_path, 4)(iter([rows([None] * 6), rows([None] * 6)]))
     assert ranges.column("partition").to_pylist() == [0, 1, 2, 3]
     assert ranges.column("record_count").to_pylist() == [3] * 4

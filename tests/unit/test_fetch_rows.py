@@ -130,7 +130,7 @@ def test_iterated_messages_equal_the_rows_of_the_table(headers: list[Any]) -> No
     st.lists(st.tuples(st.integers(0, 2_900), st.integers(1, 900)), min_size=1, max_size=6),
     st.sampled_from([0, 20_000, 1 << 30]),
 )
-def test_cache_does_not_change_the_rows_of_a_fetch(
+def test_fetch_with_a_cache_returns_the_same_rows(
     tmp_path_factory: pytest.TempPathFactory, polls: list[tuple[int, int]], most_bytes: int
 ) -> None:
     """The file has several row groups."""

@@ -67,7 +67,7 @@ def test_object_that_was_put_is_read_back(files: Files, tmp_path: Path, data, du
     assert list_everything(files) == ["folder/deep/name"]
 
 
-def test_identity_belongs_to_one_object(files: Files):
+def test_identity_changes_when_a_name_gets_another_object(files: Files):
     """Every reader gets the same identity. A later object under the same name has another one."""
     first = files.put("folder/name", b"one")
     assert first == files.identity("folder/name")
@@ -80,7 +80,7 @@ def test_identity_belongs_to_one_object(files: Files):
     assert files.put("folder/name", b"two") == files.identity("folder/name") != first
 
 
-def test_a_name_is_used_once(files: Files, tmp_path: Path):
+def test_second_put_under_a_name_is_refused(files: Files, tmp_path: Path):
     files.put("a", b"first")
     with pytest.raises(FileExistsError):
         files.put("a", b"second")
@@ -217,7 +217,7 @@ def test_threads_that_write_first_make_the_root_once(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "..", "a/../../x", "a/..", ".", "a//b", "a/", "a/.b", "a\0b"])
-def test_names_do_not_leave_the_root(files: Files, tmp_path: Path, name: str):
+def test_names_that_leave_the_root_are_refused(files: Files, tmp_path: Path, name: str):
     (tmp_path / "x").write_bytes(b"outside")
     calls = [
         lambda: files.put(name, b""),
@@ -256,7 +256,7 @@ def limit_file_size(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_out_of_space_leaves_nothing(disk: Files, tmp_path: Path, durable: bool):
+def test_put_that_runs_out_of_space_leaves_no_object(disk: Files, tmp_path: Path, durable: bool):
     disk.put("box/before", b"x")
     with limit_file_size(5_000):
         with pytest.raises(OSError, match="File too large"):
@@ -326,7 +326,7 @@ def test_an_object_that_cannot_be_deleted_does_not_keep_the_others(disk: Files, 
     assert list_everything(disk) == []
 
 
-def test_folders_are_listed_apart(files: Files):
+def test_folders_lists_only_folders(files: Files):
     files.put("box/a", b"")
     files.put("box/one/a", b"")
     files.put("box/two/a", b"")
@@ -336,7 +336,7 @@ def test_folders_are_listed_apart(files: Files):
 
 
 @pytest.mark.parametrize("named_temporaries", [False, True])
-def test_durable_syncs_the_file_before_it_is_seen_and_then_its_folder(
+def test_durable_put_syncs_the_file_before_it_appears_and_then_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_temporaries: bool
 ):
     files = LocalFiles(str(tmp_path / "root"), named_temporaries=named_temporaries)
@@ -360,7 +360,7 @@ def test_durable_syncs_the_file_before_it_is_seen_and_then_its_folder(
         assert synced == []
 
 
-def test_durable_syncs_every_folder_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_durable_put_syncs_every_folder_that_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     synced: list[Path] = []
     sync = local_files._sync_folder
 

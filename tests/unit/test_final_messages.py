@@ -373,7 +373,7 @@ def find_broken_rules(mq: Connection) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(each.rule.table, each.rule.column, each.where) for each in outcomes if each.broken]
 
 
-def test_views_know_ids_of_final_files() -> None:
+def test_views_have_the_id_of_final_files_of_the_core() -> None:
     assert views.FINAL_FILES == FINAL_FILES
 
 
@@ -467,7 +467,7 @@ def test_missing_file_that_is_back_is_shown_once_after_later_messages_were_delet
 
 
 @pytest.mark.extended
-def test_final_messages_die_and_are_sent_back(mq: Connection, mq_clock: MovableClock) -> None:
+def test_rejected_final_message_becomes_a_dead_letter_and_is_redriven(mq: Connection, mq_clock: MovableClock) -> None:
     mq.groups.create("g", {"group.protocol": "queue"})
     mq.topics.create("a", 1)
     mq.publish("a", pa.table({"value": list("0123"), "key": list("abcd")}))
@@ -510,7 +510,7 @@ def test_retention_by_size_counts_final_files(mq: Connection, mq_clock: MovableC
     check_final_messages(mq)
 
 
-def test_messages_that_do_not_become_final_are_a_finding(tmp_path: Path) -> None:
+def test_doctor_finds_messages_that_do_not_become_final(tmp_path: Path) -> None:
     path, config = str(tmp_path / "mq"), {**CONFIG, "final.interval.ms": 86_400_000}
     with lakemq.connect(path, create=True, config=config) as mq, mq.serving():
         mq.topics.create("a")
@@ -524,7 +524,7 @@ def test_messages_that_do_not_become_final_are_a_finding(tmp_path: Path) -> None
         assert make_checks(mq, mq.observer())["final messages"]().ok, "no sequencer leads"
 
 
-def test_messages_could_be_final_since_no_transaction_that_began_before_is_open(tmp_path: Path) -> None:
+def test_final_lag_counts_from_the_end_of_older_transactions(tmp_path: Path) -> None:
     clock, config = MovableClock(), {**CONFIG, "final.interval.ms": 86_400_000}
     with (
         serve(tmp_path / "mq", clock, config) as mq,
@@ -551,7 +551,7 @@ def test_messages_could_be_final_since_no_transaction_that_began_before_is_open(
         assert measure_lag_ms() >= 600_000
 
 
-def test_file_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_check_names_a_missing_file_of_final_messages(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True, config=CONFIG) as mq:
         with mq.serving():
@@ -592,12 +592,12 @@ def core() -> Harness:
     [[range_of(1, 2)], [range_of(0, 5)], [range_of(0, 2), range_of(0, 0, partition=1)]],
     ids=["begins later", "ends beyond the last stable offset", "of an empty partition"],
 )
-def test_ranges_that_do_not_follow_are_refused(core: Harness, ranges: list[FinalRange]) -> None:
+def test_written_ranges_with_a_gap_are_not_finalized(core: Harness, ranges: list[FinalRange]) -> None:
     assert core.see(RangesWritten(1, [FILE], ranges)) == []
     assert core.state.topics[1].final_offsets.tolist() == [0, 0]
 
 
-def test_second_writer_of_a_range_is_refused(core: Harness) -> None:
+def test_range_that_was_written_twice_is_finalized_once(core: Harness) -> None:
     written = RangesWritten(1, [FILE], [range_of(0, 2)])
     assert core.see(written, written) == ["ranges_finalized"]
     assert core.see(RangesWritten(1, [FILE], [range_of(3, 4)])) == ["ranges_finalized"]
@@ -613,7 +613,7 @@ class _Run(Executor):
         return self.future
 
 
-def test_files_of_a_long_run_are_decided_as_they_come(core: Harness) -> None:
+def test_files_of_a_long_run_are_decided_before_it_ends(core: Harness) -> None:
     clock, run = ManualClock(), _Run()
     finalizing = Finalizing(lambda topics, put: None, run, clock, 100)
     assert finalizing.take_written(core.state) == []
@@ -628,7 +628,7 @@ def test_files_of_a_long_run_are_decided_as_they_come(core: Harness) -> None:
     assert finalizing.take_written(core.state) == [], "it may be deleted as left over soon"
 
 
-def test_leader_rests_until_a_file_is_written_and_when_a_run_has_ended(core: Harness) -> None:
+def test_leader_is_woken_by_a_written_file_and_not_by_the_end_of_a_run(core: Harness) -> None:
     run, woken = _Run(), list[str]()
     finalizing = Finalizing(lambda topics, put: None, run, ManualClock(), 100, lambda: woken.append("woken"))
     finalizing.take_written(core.state)
@@ -643,7 +643,7 @@ def test_leader_rests_until_a_file_is_written_and_when_a_run_has_ended(core: Har
     assert finalizing.due_in_ms() == 100
 
 
-def test_deleted_offsets_need_no_file(core: Harness) -> None:
+def test_range_of_deleted_offsets_is_not_finalized(core: Harness) -> None:
     core.one(DeleteRecords("t", {0: 4}))
     assert core.see(RangesWritten(1, [FILE], [range_of(0, 4)])) == []
     assert core.see(RangesWritten(1, [FILE], [range_of(4, 4)])) == ["ranges_finalized"]

@@ -135,7 +135,7 @@ def without_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends_on", ["a hint of the leader", "a notification of the file system"])
-def test_poll_ends_at_once(mq: lakemq.Connection, monkeypatch: pytest.MonkeyPatch, ends_on: str) -> None:
+def test_poll_ends_when_a_message_comes(mq: lakemq.Connection, monkeypatch: pytest.MonkeyPatch, ends_on: str) -> None:
     if ends_on == "a hint of the leader":
         monkeypatch.setattr(Fetcher, "watch_steps", lambda self: None)
     else:

@@ -116,7 +116,7 @@ def test_forked_child_is_refused_by_a_consumer(mq: Connection, protocol: str | N
         assert consumer.lag() == {(topic, 0): 1}
 
 
-def test_live_objects_are_not_pickled_and_their_results_are(mq: Connection):
+def test_live_objects_refuse_pickling_and_results_survive_it(mq: Connection):
     topic = new_topic(mq)
     published = mq.publish(topic, ROWS)
     with (

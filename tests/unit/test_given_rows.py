@@ -80,7 +80,7 @@ def test_columns_of_other_types_are_converted_without_a_loss(column: dict[str, A
         ({"timestamp": pa.array([0, 1], pa.timestamp("ns"))}, r"row 1, .*Found '1970-01-01 00:00:00.000000001'"),
     ],
 )
-def test_first_value_that_would_lose_something_is_named(column: dict[str, Any], misfit: str) -> None:
+def test_first_value_that_a_conversion_would_change_is_named(column: dict[str, Any], misfit: str) -> None:
     table = pa.table(column)
     with pytest.raises(InvalidRecord, match=misfit):
         read_columns(table.append_column("value", pa.array(["v"] * len(table))))

@@ -104,7 +104,7 @@ def test_reset_of_too_many_offsets_is_refused(mq: Harness, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("protocol", "wait_ms"), [("queue", 3_000), ("cooperative", 300_001)])
-def test_wait_that_a_request_of_the_step_ended_is_not_due(protocol: str, wait_ms: int) -> None:
+def test_wait_that_a_request_ended_in_the_step_does_not_end_again(protocol: str, wait_ms: int) -> None:
     story = Story()
     story.tell({"create": {"t": 2}})
     story.tell({"publish": {"t-0": 1, "t-1": 1}})

@@ -113,7 +113,7 @@ def test_two_streams_share_the_partitions_until_they_are_stopped(mq: Connection)
     assert sorted(texts_of_each[0] + texts_of_each[1]) == [f"{p}.{i}" for p in range(2) for i in range(3)]
 
 
-def test_batches_are_every_ms_apart(mq: Connection) -> None:
+def test_batches_of_a_stream_begin_every_ms_apart(mq: Connection) -> None:
     topic, began = new_topic(mq), list[float]()
     add(mq, topic, {0: 4})
     stream = mq.stream(new_name("g"), topics=[topic], auto_offset_reset="earliest")

@@ -15,7 +15,7 @@ SCALAR = {"xxhash64": xxhash64_partition, "murmur2": murmur2_partition}
 LARGEST = 2**31 - 1
 
 
-def test_every_partitioner_is_under_test():
+def test_every_partitioner_has_a_scalar_form_here():
     assert set(SCALAR) == set(get_args(Partitioner))
 
 
@@ -36,7 +36,7 @@ def test_every_partitioner_is_under_test():
         (bytes(range(256)), -2156533592262354883),
     ],
 )
-def test_xxhash64_is_sparks(key: bytes, spark: int):
+def test_xxhash64_partition_equals_that_of_spark(key: bytes, spark: int):
     for count in (1, 7, 8, 1000, LARGEST):
         assert xxhash64_partition(key, count) == (spark % count + count) % count
 
@@ -86,7 +86,7 @@ def test_column_of_keys_gets_the_partitions_of_its_keys(few, repeats, count, par
     ],
     ids=str,
 )
-def test_all_ways_to_hold_keys_agree(kind: pa.DataType):
+def test_partitions_of_keys_do_not_depend_on_the_arrow_type(kind: pa.DataType):
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or "string" in str(kind)
     keys = [b"abc", None, b"xyz", b"abc", None]
     values = [key and key.decode() if text else key for key in keys]
@@ -94,7 +94,7 @@ def test_all_ways_to_hold_keys_agree(kind: pa.DataType):
     assert partition_keys(array, 12, "murmur2", 5).tolist() == compute_expected_partitions(keys, 12, "murmur2", 5)
 
 
-def test_bytes_under_a_null_do_not_count():
+def test_bytes_under_a_null_do_not_change_its_partition():
     stored = pa.array([b"abc", b"hidden", b"xyz"])
     hidden = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(bytes([0b101])), *stored.buffers()[1:]])
     assert hidden.to_pylist() == [b"abc", None, b"xyz"]

@@ -82,7 +82,7 @@ def history(mq: Connection) -> History:
     return read_history(mq, now_ms - 600_000, now_ms)
 
 
-def test_rates_add_up_to_what_is_in_the_log(history: History) -> None:
+def test_rates_of_the_history_add_up_to_the_messages_of_the_log(history: History) -> None:
     count = history.samples.count
     assert count([history.produced["orders"]]) == 2 * MESSAGES
     assert count([history.produced["reminders"]]) == 1
@@ -92,7 +92,7 @@ def test_rates_add_up_to_what_is_in_the_log(history: History) -> None:
     assert 0 <= np.nanmax(history.samples.late_ms) < 600_000
 
 
-def test_lag_in_time_is_the_age_of_the_oldest_message_that_is_left(history: History) -> None:
+def test_lag_in_time_is_the_age_of_the_oldest_unread_message(history: History) -> None:
     lag_s = history.samples.lag_ms["orders", "cooperative"] / 1000
     assert 0 < lag_s[-1] < 600
     assert np.nanmin(lag_s) >= 0

@@ -105,7 +105,7 @@ def test_no_time_passes_while_a_letter_that_was_decided_waits_unseen(tmp_path: P
     assert ("payer", 1) not in [(name.client_id, name.number) for name in heir.mailbox.list_waiting(9_999)]
 
 
-def test_letters_that_wait_for_a_gap_leave_time_and_room_to_others(tmp_path: Path) -> None:
+def test_letters_behind_a_gap_do_not_hold_up_other_clients(tmp_path: Path) -> None:
     office = Office(tmp_path, most=20)
     for number in range(2, 102):
         office.put("gap", number, coarse_s=1)
@@ -120,7 +120,7 @@ EMPTY_HEADERS = FewRows(["t"], [0], [None], [None], [0], [[(None, None)] * 6_000
 
 
 @pytest.mark.parametrize(("requests", "rows"), [(100, None), (1, EMPTY_HEADERS)], ids=["requests", "headers"])
-def test_a_step_takes_no_more_than_it_has_memory_for(tmp_path: Path, requests: int, rows: FewRows | None) -> None:
+def test_step_takes_letters_up_to_its_bound_of_memory(tmp_path: Path, requests: int, rows: FewRows | None) -> None:
     """The letters have few bytes, at most 20 KiB, but each takes a tenth of a MiB in memory."""
     office = Office(tmp_path, most_bytes=1 << 20)
     for i in range(20):

@@ -45,7 +45,7 @@ def last_line(text: str) -> dict[str, Any]:
     return json.loads(text.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def test_every_job_is_named_here() -> None:
+def test_every_job_is_listed_in_this_file() -> None:
     folder = Path(entry.__file__).parent
     assert sorted(path.stem for path in folder.glob("*.py") if "run_as_script(main)" in path.read_text()) == list(JOBS)
 

@@ -54,7 +54,7 @@ def test_partition_with_twice_its_fair_share_is_warned_of(
     [[(1_000, 100, 10_000, 1_000)], [(199, 100, 1_990, 199), (0, 0, 0, 0)], [(0, 0, 0, 0)] * 3],
     ids=["one partition", "few messages", "nothing"],
 )
-def test_small_or_single_partitions_are_not_warned_of(partitions: list[tuple[int, int, int, int]]) -> None:
+def test_no_warning_comes_for_small_or_single_partitions(partitions: list[tuple[int, int, int, int]]) -> None:
     assert make_spread(*partitions).warnings() == []
 
 

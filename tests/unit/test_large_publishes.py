@@ -60,7 +60,7 @@ def test_row_groups_do_not_change_order_or_segments(
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_publish_of_more_than_two_gib_is_cut(mq: Connection) -> None:
+def test_publish_of_more_than_two_gib_is_split_into_files(mq: Connection) -> None:
     """They were sorted together, for which pyarrow would have joined the chunks to a column of more than 2 GiB."""
     topic, value_bytes, rows = new_topic(mq, 3), 1_000_000, 2_200
     part = pa.array([bytes(value_bytes)] * 10, pa.binary())

@@ -156,7 +156,7 @@ ROOMY = FreeSpace(size_bytes=100 * GB, free_bytes=60 * GB, inodes=1_000_000, fre
         (FreeSpace(4 << 20, 0, 0, 0), True),
     ],
 )
-def test_little_room_is_low(space: FreeSpace, is_low: bool) -> None:
+def test_space_is_low_below_its_bound(space: FreeSpace, is_low: bool) -> None:
     assert space.is_low == is_low
 
 
@@ -164,7 +164,7 @@ def test_little_room_is_low(space: FreeSpace, is_low: bool) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "file:", "file://"])
-def test_a_path_opens_the_local_disk(tmp_path: Path, prefix: str):
+def test_path_without_a_scheme_opens_the_local_disk(tmp_path: Path, prefix: str):
     files = open_files(f"{prefix}{tmp_path}/ro ot", {"AWS_REGION": "unused"})
     assert isinstance(files, LocalFiles)
     assert files.root == f"{tmp_path}/ro ot"
@@ -259,7 +259,7 @@ def make_older(folder: Path, name: str, seconds: float) -> None:
         os.utime(sign, (time.time() - seconds,) * 2)
 
 
-def test_a_sign_is_seen_until_it_is_old(tmp_path: Path) -> None:
+def test_standby_is_listed_until_its_sign_is_old(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     signs = StandbySigns(files)
     assert signs.list_present(files.time_ms()) == []
@@ -274,7 +274,7 @@ def test_a_sign_is_seen_until_it_is_old(tmp_path: Path) -> None:
     assert signs.list_present(files.time_ms()) == []
 
 
-def test_signs_of_killed_standbys_are_deleted_after_an_hour(tmp_path: Path) -> None:
+def test_sign_of_a_killed_standby_is_deleted_after_an_hour(tmp_path: Path) -> None:
     signs = StandbySigns(LocalFiles(str(tmp_path)))
     signs.put("killed-1-ab", 7)
     make_older(tmp_path, "killed-1-ab", 4_000)

@@ -108,7 +108,7 @@ def test_a_bad_frame_after_a_letter_drops_the_letter_too(leader: Leader, data: b
     assert leader.lines.table.take_letter() is None
 
 
-def test_a_clients_new_line_closes_the_one_before(leader: Leader) -> None:
+def test_new_line_of_a_client_closes_its_older_line(leader: Leader) -> None:
     before = leader.connect().greet()
     before.send(encode_letter_frame(1, b"by the old line"))
     leader.drain()
@@ -197,7 +197,7 @@ def test_connections_beyond_the_bound_are_closed_and_the_others_served(
     leader.lines.close()
 
 
-def test_a_drain_has_read_all_that_was_sent_before_it_and_ends_though_clients_go_on(leader: Leader) -> None:
+def test_drain_reads_all_that_was_sent_before_and_ends_though_clients_send(leader: Leader) -> None:
     """Deadlines pass only after a drain, so clients that are busy for ever must not stop it."""
     stop = threading.Event()
     busy = [leader.connect().greet(Hello("ns", 3, "secret", f"busy{n}")) for n in range(8)]
@@ -252,7 +252,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_no_hindrance(tmp_path: Path) ->
 
 @examples()
 @given(st.lists(st.binary(max_size=40), max_size=6), st.data())
-def test_frames_that_arrive_in_pieces_are_the_same(contents: list[bytes], data: st.DataObject) -> None:
+def test_frames_are_read_whole_from_any_pieces(contents: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(encode_frame(FrameKind.LETTER, content) for content in contents)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     pieces = [stream[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
@@ -273,7 +273,7 @@ def test_a_frame_that_is_too_large_is_refused_by_its_header() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"namespace_id":1}', b"\xff" * 9, b'{"x":' + b"[" * 100_000])
-def test_an_object_that_is_no_address_is_refused(body: bytes) -> None:
+def test_invalid_address_of_a_line_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match="not an address"):
         decode_address(body)
 

@@ -144,7 +144,7 @@ def make_step(step: int, rows: list[SegmentRow]) -> Step:
 
 
 @pytest.mark.parametrize("newest", [0, 3, 1000])
-def test_lookup_in_the_tail_does_not_depend_on_how_it_is_kept(newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_in_the_tail_is_the_same_in_every_form(newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader, "_MANY_NEWEST", newest)
     chance = random.Random(newest)
     for forgotten in (0, 0, 5, 12):
@@ -172,7 +172,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         yield mq
 
 
-def test_a_lookup_that_lacks_offsets_loads_the_namespace_again(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_without_all_offsets_loads_the_namespace_again(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     mq.publish("t", pa.table({"value": ["a", "b"], "partition": [0, 0]}))
     find, calls = log_reader._View.find, list[int]()
 
@@ -187,7 +187,7 @@ def test_a_lookup_that_lacks_offsets_loads_the_namespace_again(mq: Connection, m
 
 
 @pytest.mark.parametrize("deleted_meanwhile", [True, False])
-def test_offsets_that_stay_away_are_deleted_or_damage(
+def test_offsets_missing_after_a_second_load_are_deleted_or_damage(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, deleted_meanwhile: bool
 ) -> None:
     mq.publish("t", pa.table({"value": ["a", "b"], "partition": [0, 0]}))

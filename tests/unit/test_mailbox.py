@@ -79,7 +79,7 @@ def test_invalid_client_id_is_refused(files: Files, client_id: str):
 # -- letters --------------------------------------------------------------------------------------------
 
 
-def test_letters_come_by_coarse_time_then_client_then_number(files: Files):
+def test_letters_are_ordered_by_coarse_time_client_and_number(files: Files):
     mailbox = Mailbox(files)
     order = [("b", 2, 5_999), ("a", 10, 7_000), ("a", 9, 7_900), ("c", 1, 7_100), ("b", 3, 6_000), ("a", 8, 20_000)]
     for client_id, number, now_ms in order:
@@ -88,7 +88,7 @@ def test_letters_come_by_coarse_time_then_client_then_number(files: Files):
     assert list_numbers(mailbox.list_waiting(10)) == expected
 
 
-def test_a_letter_is_put_once(files: Files):
+def test_second_letter_with_a_number_is_refused(files: Files):
     mailbox = Mailbox(files)
     name = mailbox.put("c", 1, b"first", NOW_MS)
     with pytest.raises(LetterExists, match=f"found the letter '{name}' waiting, expected"):
@@ -111,7 +111,7 @@ def test_objects_that_are_no_letters_are_skipped_and_listed(files: Files):
     assert mailbox.list_unknown_names(2) == aliens[:2]
 
 
-def test_a_letter_has_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch):
+def test_letter_above_the_bound_is_not_put_or_read(files: Files, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mailbox_module, "MAX_LETTER_BYTES", 10)
     mailbox = Mailbox(files)
     with pytest.raises(ValueError, match="size of a letter: found 11 bytes, expected at most 10"):
@@ -150,7 +150,7 @@ def test_a_forgotten_client_leaves_nothing_and_others_stay(files: Files, tmp_pat
 # -- the limit ------------------------------------------------------------------------------------------
 
 
-def test_a_full_mailbox_refuses(files: Files):
+def test_full_mailbox_refuses_letters(files: Files):
     clock = Clock()
     mailbox = Mailbox(files, limit=3, monotonic_s=clock)
     for number in (1, 2, 3):
@@ -171,7 +171,7 @@ def test_a_full_mailbox_refuses(files: Files):
 # -- a backlog ------------------------------------------------------------------------------------------
 
 
-def test_look_to_the_end_includes_new_letters(tmp_path: Path):
+def test_iteration_to_the_end_includes_new_letters(tmp_path: Path):
     """Another sequencer took all letters of an old listing. New ones still come in the same call."""
     files = LocalFiles(str(tmp_path))
     stale, other = Mailbox(files), Mailbox(files)

@@ -174,7 +174,7 @@ def make_everything(mq: Connection, number: int) -> None:
 
 
 @pytest.mark.extended
-def test_views_and_fetches_are_the_same_before_and_after(path: Path) -> None:
+def test_views_and_fetches_do_not_change_by_a_merge(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         for number in range(4):
             with lead_one_term(mq):
@@ -247,7 +247,7 @@ def read_before_merge(path: Path, read: Callable[[Connection], Any]) -> Any:
 
 
 @pytest.mark.extended
-def test_a_plan_whose_files_are_gone_is_made_again(path: Path) -> None:
+def test_fetch_whose_files_were_merged_reads_the_merged_ones(path: Path) -> None:
     for old, _ in read_before_merge(
         path, lambda other: (other.fetch("a"), other.fetch("a", isolation="read_uncommitted"))
     ):
@@ -264,7 +264,7 @@ def test_a_plan_whose_files_are_gone_is_made_again(path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_a_plan_that_is_made_again_is_judged_by_its_own_time(path: Path) -> None:
+def test_fetch_that_is_planned_again_keeps_messages_that_expired_since(path: Path) -> None:
     with connect(path) as mq:
         with lead_one_term(mq):
             mq.topics.create("a")
@@ -344,7 +344,7 @@ def test_repeats_are_recognised_after_a_merge(path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_a_file_stays_that_a_letter_names(path: Path) -> None:
+def test_file_that_a_waiting_letter_names_is_not_deleted(path: Path) -> None:
     with connect(path) as mq:
         with lead_one_term(mq):
             mq.topics.create("a")

@@ -85,7 +85,7 @@ def coalesce(segments: pa.Table, floor: int) -> pa.Table:
 
 
 @pytest.mark.parametrize("author", [{}, SENT])
-def test_segments_that_touch_become_one(author: dict[str, Any]) -> None:
+def test_segments_that_touch_are_joined(author: dict[str, Any]) -> None:
     first, second = make_segment(3, 7, 0, 2, **author), make_segment(4, 9, 2, **_after(author, 2))
     (row,) = SEGMENTS.rows(coalesce(SEGMENTS.table([second, first]), FLOOR))
     assert row == make_segment(4, 7, 0, 3, **{**author, "min_timestamp_ms": 30, "max_timestamp_ms": 45})
@@ -121,7 +121,7 @@ def _after(author: Mapping[str, Any], count: int) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_segments_stay_two_where_anything_differs(changed: dict[str, Any]) -> None:
+def test_segments_that_differ_in_a_column_are_not_joined(changed: dict[str, Any]) -> None:
     second = {"step": 4, "base_offset": 9, "first_row": 2, **SENT, "base_sequence": 22}
     assert coalesce(SEGMENTS.table([make_segment(3, 7, 0, 2, **SENT), make_segment(**second)]), FLOOR).num_rows == 1
     last_offset = changed.pop("last_offset", None)
@@ -159,7 +159,7 @@ def test_segments_are_joined_only_on_one_side_of_the_newest_minute(
     assert coalesce(SEGMENTS.table(make_timed_segments(*bounds_ms)), FLOOR).num_rows == expected_count
 
 
-def test_the_newest_minute_is_that_of_the_whole_topic() -> None:
+def test_newest_minute_of_a_topic_spans_all_its_partitions() -> None:
     older = make_timed_segments((1, 10), (50_000, 60_000))
     assert coalesce(SEGMENTS.table(older), FLOOR).num_rows == 1
     newer = replace(make_segment(2, 0, 0), partition=1, file_id=MERGED + 1, max_timestamp_ms=60_020, min_timestamp_ms=0)
@@ -247,7 +247,7 @@ def _read_rejections(dead: pa.Table) -> dict[tuple[int, int], list[Any]]:
 @pytest.mark.slow
 @examples()
 @given(histories(), st.integers(0, 30))
-def test_every_offset_has_its_row_and_every_rejection(
+def test_merge_keeps_the_row_of_every_offset_and_rejection(
     history: tuple[list[SegmentRow], list[RejectionRow]], floor: int
 ) -> None:
     segments, dead = SEGMENTS.table(history[0]), REJECTED_ROWS.table(history[1])

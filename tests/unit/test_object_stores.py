@@ -55,7 +55,7 @@ def store(object_server: ObjectServer, files: ObjectFiles) -> Store:
 
 
 @pytest.mark.slow
-def test_a_table_is_written_read_and_cleaned(store: Store) -> None:
+def test_table_on_an_object_store_is_written_read_and_cleaned(store: Store) -> None:
     handle = store.open(NOTES)
     handle.append_at(0, make_notes(1, 2), last_step=2)
     handle.append_at(1, make_notes(3))
@@ -152,7 +152,7 @@ def test_a_footer_and_its_columns_take_few_requests(object_server: ObjectServer,
         assert proxy.request_count - requests_before == 3
 
 
-def test_objects_of_looks_at_the_time_are_removed_when_they_are_old(files: ObjectFiles) -> None:
+def test_abandoned_objects_of_time_queries_are_removed(files: ObjectFiles) -> None:
     names = [object_store.make_time_name(), "time-table"]
     for name in names:
         files.put(name, b".")
@@ -313,7 +313,7 @@ def test_a_commit_takes_three_requests(object_server: ObjectServer, root: str, s
 
 
 @pytest.mark.slow
-def test_a_put_again_finds_its_own_object_and_no_others(object_server: ObjectServer, root: str) -> None:
+def test_repeated_put_succeeds_only_if_the_object_is_its_own(object_server: ObjectServer, root: str) -> None:
     with faulty(object_server, root, "refuse") as (files, _):
         files.put("mine", b"x")
     other = open_files(root, object_server.options)
@@ -408,7 +408,7 @@ def test_credentials_in_a_path_are_refused_and_not_shown() -> None:
         assert "password" not in f"{refused.value} {refused.value.__cause__}", path
 
 
-def test_the_time_of_a_store_is_never_zero(files: ObjectFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_a_store_raises_if_its_object_is_missing(files: ObjectFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """A term that began at time 0 would release no delayed message."""
     assert abs(files.time_ms() - time.time() * 1000) < 60_000
     monkeypatch.setattr(files, "modified_ms", lambda _: None)

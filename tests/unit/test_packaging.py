@@ -145,7 +145,7 @@ print(*(name for name in ("conf", "engine", "jobs", "tables") if importlib.util.
 
 
 @pytest.mark.extended
-def test_public_names_exist_before_connect(tmp_path: Path) -> None:
+def test_public_names_are_found_before_pyarrow_is_imported(tmp_path: Path) -> None:
     code = """
 import sys, lakemq
 assert "pyarrow" not in sys.modules
@@ -352,7 +352,7 @@ def fake_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> 
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
 
-def test_fetched_jars_are_kept_and_not_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jars_are_fetched_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_brings(monkeypatch, b"right")
     assert jars.DELTA_JARS.resolve() == (folder / JAR.file_name,)
     spark_brings(monkeypatch, None)

@@ -103,7 +103,7 @@ edits = st.lists(st.tuples(st.booleans(), small, st.integers(1, 8)), max_size=20
 
 @examples()
 @given(edits, small, st.integers(1, 12))
-def test_spans_are_a_set(changes: list[tuple[bool, int, int]], first: int, length: int) -> None:
+def test_spans_hold_the_offsets_that_a_set_holds(changes: list[tuple[bool, int, int]], first: int, length: int) -> None:
     spans, offsets = Spans(), set[int]()
     for adds, start, count in changes:
         if adds:
@@ -121,7 +121,7 @@ def test_spans_are_a_set(changes: list[tuple[bool, int, int]], first: int, lengt
 
 @examples()
 @given(st.sets(small))
-def test_spans_of_offsets_are_those_offsets_and_apart(offsets: set[int]) -> None:
+def test_grouped_spans_hold_all_offsets_and_do_not_touch(offsets: set[int]) -> None:
     spans = group_into_spans(offsets)
     assert {offset for first, end in spans for offset in range(first, end)} == offsets
     assert all(earlier[1] < later[0] for earlier, later in pairwise(spans))

@@ -21,7 +21,7 @@ UNTIL = datetime(2026, 3, 1, 3, 0, 0, tzinfo=UTC)
         ("1000", "1970-01-01T00:00:01+00:00"),
     ],
 )
-def test_a_past_time_is_read(text: str, expected: str) -> None:
+def test_past_time_is_parsed_relative_to_the_end(text: str, expected: str) -> None:
     assert parse_past_moment(text, UNTIL) == datetime.fromisoformat(expected)
 
 
@@ -31,7 +31,7 @@ def test_a_time_of_day_is_in_utc_whatever_the_zone_of_the_end() -> None:
 
 
 @pytest.mark.parametrize("text", ["24:00", "2:10", "02:60", "02:10:99", "yesterday", "", "9" * 30])
-def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
+def test_text_that_is_no_time_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="expected a time in UTC, such as 02:10 or 2026-01-31T02:10"):
         parse_past_moment(text, UNTIL)
 
@@ -43,5 +43,5 @@ def test_date_without_dashes_is_no_number_of_milliseconds(digits: str) -> None:
 
 
 @pytest.mark.parametrize("digits", ["0", "915148800000", "1795896339000", "99999999", "20309999"])
-def test_other_digits_are_milliseconds(digits: str) -> None:
+def test_digits_that_are_no_date_are_read_as_milliseconds(digits: str) -> None:
     assert parse_moment(digits) == int(digits)

@@ -69,7 +69,7 @@ def test_pieces_keep_to_the_size_asked_for_and_no_row_group_is_read_twice(
     assert reads == [300, 300]
 
 
-def test_a_bar_counts_the_messages_of_a_fetch(mq: Connection, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_counts_the_messages_of_a_fetch(mq: Connection, capsys: pytest.CaptureFixture[str]) -> None:
     fetched = mq.fetch("t")
     assert fetched.to_arrow(progress=True).combine_chunks() == fetched.to_arrow().combine_chunks()
     count = fetched.record_count

@@ -27,7 +27,7 @@ def add(mq: Connection, topic: str, *messages: str, partition: int = 0) -> None:
 # -- times ----------------------------------------------------------------------------------------------
 
 
-def test_start_time_is_exact_to_the_microsecond(mq: Connection, topic: str) -> None:
+def test_fetch_begins_at_its_start_time_to_the_microsecond(mq: Connection, topic: str) -> None:
     stamps = [AT - 2 * US, AT - US, AT, AT + US, AT + 2 * US]
     table = pa.table({"value": ["-2", "-1", "0", "1", "2"], "timestamp": pa.array(stamps, pa.timestamp("us", "UTC"))})
     for part in (table[:3], table[3:4], table[4:]):  # segments share the millisecond

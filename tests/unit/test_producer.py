@@ -261,7 +261,7 @@ def test_record_that_its_topic_refuses_is_refused_alone(mq: Connection, topic: s
     assert tuple(type(future.exception()) for future in (outside, large, unknown)) == errors
 
 
-def test_table_of_nulls_is_sent(mq: Connection, topic: str):
+def test_columns_of_type_null_are_sent_as_null_values(mq: Connection, topic: str):
     with mq.producer() as producer:
         producer.send_arrow(topic, pa.table({"value": pa.nulls(5)}))
         producer.send_arrow(topic, pa.table({"value": pa.array([], pa.string())}))
@@ -377,7 +377,7 @@ def test_producer_without_a_transactional_id_has_no_transactions(mq: Connection)
             producer.sned("t", "a")
 
 
-def test_init_transactions_does_nothing(mq: Connection, topic: str):
+def test_init_transactions_changes_no_open_transaction(mq: Connection, topic: str):
     with mq.producer(new_name("id")) as producer:
         producer.init_transactions()
         producer.begin_transaction()

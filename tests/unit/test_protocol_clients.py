@@ -36,7 +36,7 @@ def mq() -> Harness:
         (10**9, 101, Turn.REFUSE),
     ],
 )
-def test_turn_of_a_letter_depends_on_its_number_and_wait(mq: Harness, number: int, waited_ms: int, turn: Turn) -> None:
+def test_number_of_a_letter_decides_its_turn(mq: Harness, number: int, waited_ms: int, turn: Turn) -> None:
     for n in (1, 2, 3):
         mq.ask(client="c", number=n)
     assert find_turn(mq.state, "c", number, waited_ms, 100) is turn
@@ -59,7 +59,7 @@ def test_every_decision_names_the_letter_that_asked(mq: Harness) -> None:
     ]
 
 
-def test_an_unreadable_letter_is_answered_and_the_next_has_its_turn(mq: Harness) -> None:
+def test_letter_after_an_unreadable_one_is_decided(mq: Harness) -> None:
     machine.begin_step(mq.state, 5)
     entries = machine.refuse_letter(mq.state, "c", 1, InvalidRequest("unreadable"))
     assert [entry.record.kind for entry in entries] == ["answered"]
@@ -67,7 +67,7 @@ def test_an_unreadable_letter_is_answered_and_the_next_has_its_turn(mq: Harness)
     assert find_turn(mq.state, "c", 2, 0, 0) is Turn.DECIDE
 
 
-def test_a_client_that_left_a_gap_stays_ended(mq: Harness) -> None:
+def test_client_that_left_a_gap_is_refused_from_then_on(mq: Harness) -> None:
     mq.ask(client="c", number=1)
     machine.begin_step(mq.state, 5)
     entries = machine.refuse_letter(mq.state, "c", 3, ClientEnded("A letter before this one never came."))
@@ -104,7 +104,7 @@ def test_client_that_sends_in_the_step_does_not_expire(mq: Harness) -> None:
     assert {entry.record.subject for entry in folded} == {"late", "client-1"}
 
 
-def test_lease_is_taken_kept_and_given_back() -> None:
+def test_lease_keeps_others_out_until_it_ends_or_is_given_back() -> None:
     state = State()
     assert clients.may_lead(state, "a", 0)
     machine.fold(state, [clients.decide_take_over(state, "a", 500)])

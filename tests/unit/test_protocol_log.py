@@ -84,7 +84,7 @@ def test_messages_of_a_log_append_time_topic_get_the_time_of_their_step(mq: Harn
         assert segments.column(name) == [77_000]
 
 
-def test_rows_of_a_letter_are_in_the_sequencers_file(mq: Harness) -> None:
+def test_segments_of_a_letters_rows_name_the_sequencers_file(mq: Harness) -> None:
     ranges = Ranges([0, 0], [1, 0], [-1, -1], [0, 2], [2, 1], [0, 0], [0, 0])
     rejected = [RejectedRows("t", -1, 3, 1, "INVALID_TIMESTAMP", "before 1970")]
     first = Produce(mq.refs("t"), ranges, mq.state.step, rejected=rejected)
@@ -115,7 +115,7 @@ def test_rows_of_a_letter_are_in_the_sequencers_file(mq: Harness) -> None:
         {"application": ApplicationVersion("app", 1, "a b")},
     ],
 )
-def test_contradictory_request_is_refused(mq: Harness, change: dict[str, Any]) -> None:
+def test_publish_that_contradicts_itself_is_refused(mq: Harness, change: dict[str, Any]) -> None:
     mq.producer()
     request = Produce(
         mq.refs("t"), Ranges([0], [0], [0], [0], [2], [0], [0]), mq.state.step, [DataFile(F, 9, 5, 0, 0, 7)]
@@ -125,7 +125,7 @@ def test_contradictory_request_is_refused(mq: Harness, change: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(("first_row", "count"), [(0, 9), (7, 2), (8, 1), (2**40, 1)])
-def test_row_of_another_letter_is_refused(mq: Harness, first_row: int, count: int) -> None:
+def test_request_that_names_rows_of_another_letter_is_refused(mq: Harness, first_row: int, count: int) -> None:
     """The sequencer writes the rows of many letters to one file."""
     request = Produce(mq.refs("t"), Ranges([0], [0], [-1], [first_row], [count], [0], [0]), mq.state.step)
     assert mq.refused(request, inline_rows=8).error == "INVALID_REQUEST"
@@ -183,7 +183,7 @@ def produces(draw: st.DrawFn) -> tuple[Ranges, list[int], ProducerSequences | No
 
 @examples(80)
 @given(st.lists(produces(), min_size=1, max_size=5))
-def test_columns_decide_as_the_model_does_row_by_row(drawn_requests: list[Any]) -> None:
+def test_core_decides_columns_as_a_model_decides_rows(drawn_requests: list[Any]) -> None:
     mq, model = Harness(), Model()
     rows = [[f"{file}.{row}" for row in range(9)] for file in (F, G)]
     for request in [*(CreateTopic(f"t{i}", n) for i, n in enumerate(SHAPES)), InitProducer()]:

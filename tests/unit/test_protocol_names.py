@@ -48,7 +48,7 @@ def test_destination_is_names_joined_by_slashes() -> None:
     check_destination("flights/JFK/2013")
 
 
-def test_wildcards_stand_alone_and_the_rest_stands_last() -> None:
+def test_wildcard_that_is_not_a_whole_level_is_refused() -> None:
     wrong, right = ["", ">/a", "a/>/b", "a/*b", "a*", "a/", ">>", "a/>b"], [">", "*", "*/*", "*/>", "a/*/c", "a/>"]
     assert [name for name in wrong if not read_refusal(check_subscription, name)] == []
     assert [name for name in right if read_refusal(check_subscription, name)] == []
@@ -56,7 +56,7 @@ def test_wildcards_stand_alone_and_the_rest_stands_last() -> None:
 
 @examples()
 @given(st.lists(levels | st.just("*"), min_size=1, max_size=4), st.booleans(), st.lists(levels, min_size=1, max_size=4))
-def test_matching_is_level_by_level(levels: list[str], rest: bool, destination_levels: list[str]) -> None:
+def test_subscription_matches_level_by_level(levels: list[str], rest: bool, destination_levels: list[str]) -> None:
     """`*` matches any one level, a last `>` matches one or more."""
     long_enough = len(destination_levels) > len(levels) if rest else len(destination_levels) == len(levels)
     agree = all(w in ("*", g) for w, g in zip(levels, destination_levels, strict=False))
@@ -64,6 +64,6 @@ def test_matching_is_level_by_level(levels: list[str], rest: bool, destination_l
     assert matches(subscription, "/".join(destination_levels)) is (long_enough and agree)
 
 
-def test_dots_and_underscores_clash() -> None:
+def test_names_that_differ_in_dots_and_underscores_collide() -> None:
     assert unify_collision_chars("a.b_c") == unify_collision_chars("a_b.c")
     assert len({unify_collision_chars(name) for name in ("a.b", "a-b", "a.b.c")}) == 3

@@ -31,7 +31,7 @@ json_values = st.recursive(
         ("dead.letter.topic", "", ""),
     ],
 )
-def test_a_good_value(key: str, value: Any, parsed: Any) -> None:
+def test_valid_value_of_a_setting_is_parsed(key: str, value: Any, parsed: Any) -> None:
     assert TOPIC.parse({key: value}) == {key: parsed}
 
 
@@ -60,7 +60,7 @@ def test_a_bad_value_is_refused_by_name(key: str, value: Any) -> None:
     assert refused.value.found == ("None" if value is None else value)
 
 
-def test_an_unknown_key_is_answered_with_the_likely_one() -> None:
+def test_unknown_setting_is_refused_with_the_likely_one() -> None:
     with pytest.raises(InvalidConfig, match=r"did you mean retention\.ms\? Found .retention\.mss"):
         TOPIC.parse({"retention.mss": 1})
     with pytest.raises(InvalidConfig, match=r"one of cleanup\.policy, "):
@@ -76,7 +76,7 @@ def test_an_unknown_key_is_answered_with_the_likely_one() -> None:
         ("num.partitions", "when a topic is created"),
     ],
 )
-def test_a_setting_of_kafkas_that_has_no_meaning_here_is_refused_with_the_reason(key: str, reason: str) -> None:
+def test_setting_of_kafka_without_a_meaning_here_is_refused(key: str, reason: str) -> None:
     for declared in (TOPIC, Parameters([])):
         with pytest.raises(InvalidConfig, match=rf"{key} is no setting of LakeMQ: .*{reason}") as refused:
             declared.parse({key: 1})
@@ -94,7 +94,7 @@ def test_a_setting_of_kafkas_that_has_no_meaning_here_is_refused_with_the_reason
         ("offsets_retention_ms", r"did you mean offsets\.retention\.ms\?"),
     ],
 )
-def test_a_name_of_kafka_or_solace_is_answered_with_what_does_it_here(key: str, answer: str) -> None:
+def test_setting_of_kafka_or_solace_is_refused_with_lakemqs_own(key: str, answer: str) -> None:
     with pytest.raises(InvalidConfig, match=answer) as refused:
         ENGINE.parse({key: 1})
     assert key in str(refused.value)
@@ -112,13 +112,13 @@ def test_a_name_of_kafka_or_solace_is_answered_with_what_does_it_here(key: str, 
         (GROUP, "share.isolation.level", "give isolation to mq.consumer"),
     ],
 )
-def test_a_name_of_another_place_is_answered_with_the_place(declared: Parameters, key: str, answer: str) -> None:
+def test_setting_of_another_place_is_refused_with_the_place(declared: Parameters, key: str, answer: str) -> None:
     with pytest.raises(InvalidConfig, match=answer) as refused:
         declared.parse({key: 1})
     assert str(refused.value).startswith(f"INVALID_CONFIG: {key} is no parameter here: ")
 
 
-def test_every_option_of_a_producer_is_answered_where_settings_are_given() -> None:
+def test_producer_option_among_settings_is_refused_with_its_place() -> None:
     for option in {*PRODUCER.declared, "enable_idempotence"} - {"on_error"}:
         key = option.replace("_", ".")
         for parse in (TOPIC.parse, GROUP.parse, EngineConfig):

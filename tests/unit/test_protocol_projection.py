@@ -180,7 +180,7 @@ def test_only_changed_partitions_are_written(mq: Harness) -> None:
     assert [(r["partition"], r["log_start_offset"]) for r in project_last_step(mq, "partitions")] == [(1, 2)]
 
 
-def test_cut_of_a_log_follows_the_segments_of_its_step(mq: Harness) -> None:
+def test_log_start_row_stands_between_the_segments_of_its_step(mq: Harness) -> None:
     mq.one(mq.produce({0: 2}))
     mq.ask(mq.produce({0: 1}), DeleteRecords("t", {0: 1}), mq.produce({0: 1}))
     mq.one(mq.produce({0: 1}))

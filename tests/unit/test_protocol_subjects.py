@@ -43,7 +43,7 @@ from lakemq.engine.protocol.values.transactions import (
 from lakemq.tables.specs.registry import TABLES
 
 
-def test_every_table_but_a_few_is_projected() -> None:
+def test_projection_writes_every_table_of_the_core() -> None:
     """Other parts of the system write the remaining tables."""
     not_projected = {"messages", "final_messages", "inbox", "samples", "admin_log", "journal", "watermarks"}
     assert projection.PROJECT.keys() | not_projected == {spec.name for spec in TABLES}

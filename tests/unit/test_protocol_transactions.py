@@ -41,7 +41,7 @@ def rows(mq: Harness, name: str, steps: int = 1) -> list[dict[str, Any]]:
     return list(project(mq.state, mq.steps[-steps:]).get(name, BY_NAME[name].empty()).to_pylist())
 
 
-def test_commit_is_one_step_of_prepare_markers_offsets_and_complete(mq: Harness) -> None:
+def test_commit_writes_prepare_markers_offsets_and_complete_in_one_step(mq: Harness) -> None:
     ref = mq.begin("etl")
     publish(mq, ref, ("t", 0), ("u", 0))
     commit_offsets(mq, "h", 2, ref)

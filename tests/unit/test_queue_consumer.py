@@ -76,7 +76,7 @@ def test_transaction_takes_batch_that_shows_no_message(mq: Connection, expired: 
     assert values(mq, topic) == ["of it"] * publishes
 
 
-def test_poll_acknowledges_the_previous_one_in_ack_mode_auto(mq: Connection, topic: str, group: str) -> None:
+def test_poll_acknowledges_the_previous_batch_in_ack_mode_auto(mq: Connection, topic: str, group: str) -> None:
     add(mq, topic, {0: 4})
     with join_queue_group(mq, group, topic, ack_mode="auto") as consumer:
         assert len(take_messages(consumer, 2, max_records=2)) == 2

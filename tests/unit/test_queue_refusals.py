@@ -15,7 +15,7 @@ def lag(consumer: QueueConsumer) -> int:
     return sum(consumer.lag().values())
 
 
-def test_refused_acknowledgement_spoils_no_neighbour() -> None:
+def test_refused_acknowledgement_refuses_no_other() -> None:
     _, consumer, messages = deliver({0: 5})
     consumer.nack(messages[1])
     for message in messages:

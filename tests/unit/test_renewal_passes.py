@@ -67,7 +67,7 @@ def test_renewals_alone_are_projected_once_a_minute(leader: IdleLeader) -> None:
     assert leader.watermark_version == version + 1
 
 
-def test_a_decision_among_renewals_does_not_wait(leader: IdleLeader) -> None:
+def test_decision_among_renewals_is_projected_at_once(leader: IdleLeader) -> None:
     version = leader.watermark_version
     leader.renew()
     leader.mq.namespace.mailbox.put("c1", 1, letter_of("c1", 1, "orders"), 0)

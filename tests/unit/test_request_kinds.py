@@ -40,7 +40,7 @@ def list_patched() -> set[str]:
     return {line.removeprefix("+++ b/") for line in PATCH.read_text().splitlines() if line.startswith("+++ ")}
 
 
-def test_the_example_of_the_page_changes_three_files_of_the_core_and_what_has_its_effect() -> None:
+def test_patch_of_the_page_changes_the_files_that_the_page_names() -> None:
     core = {path for path in list_patched() if not path.startswith("tests/")}
     assert core == SUBJECT | EFFECT | COLUMN
 
@@ -54,7 +54,7 @@ def test_each_request_names_the_module_of_its_rule() -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_the_example_of_the_page_is_decided_applied_and_restored(tmp_path: Path) -> None:
+def test_request_of_the_patch_is_decided_applied_and_restored(tmp_path: Path) -> None:
     """In a copy of the package: the codec, the machine, the projection and the player of stories find the new kind."""
     copy = tmp_path / "copy"
     for name in (*PACKAGE_FOLDERS, "tests"):

@@ -73,7 +73,7 @@ def test_unanswered_letter_has_an_unknown_outcome_and_its_number_is_not_reused(t
     assert desk.letters == [("c1", 1, 1), ("c2", 1, 1)]
 
 
-def test_error_says_that_nothing_was_sent(tmp_path: Path):
+def test_put_that_fails_raises_nothing_was_sent(tmp_path: Path):
     desk = Desk(tmp_path, unwritable="mailbox/", code=errno.ENOSPC)
     with pytest.raises(StorageError, match="nothing was sent"):
         desk.ask()
@@ -82,7 +82,7 @@ def test_error_says_that_nothing_was_sent(tmp_path: Path):
     assert desk.letters == [("c2", 1, 1)]
 
 
-def test_a_full_mailbox_costs_no_number(tmp_path: Path):
+def test_request_refused_by_a_full_mailbox_uses_no_number(tmp_path: Path):
     desk = Desk(tmp_path, limit=1)
     other = LetterName.of("other", 1, 0).name
     (tmp_path / "mailbox").mkdir()
@@ -114,7 +114,7 @@ def test_an_idle_client_starts_over_before_it_is_forgotten(tmp_path: Path):
     assert desk.letters == [("c1", 1, 1), ("c1", 2, 1), ("c1", 3, 1), ("c2", 1, 1)]
 
 
-def test_a_forgotten_client_is_told_so_and_works_again(tmp_path: Path):
+def test_forgotten_client_gets_an_error_and_then_a_new_id(tmp_path: Path):
     desk = Desk(tmp_path)
     desk.ask()
     desk.result = Refusal(ClientEnded.name, "Its letters were too far apart.")
@@ -268,7 +268,7 @@ def test_answer_is_given_up_after_some_tries(counter: Counter) -> None:
     assert counter.mailbox.list_waiting(10) == []
 
 
-def test_only_the_last_answer_is_tried_again(counter: Counter) -> None:
+def test_older_answer_of_a_client_is_not_written_again(counter: Counter) -> None:
     counter.files.unwritable = "replies/b"
     counter.ask("b")
     counter.state.clients["b"] = Client(2, [Done()], 0)
@@ -280,7 +280,7 @@ def test_only_the_last_answer_is_tried_again(counter: Counter) -> None:
 # -- answers that no client fetches -------------------------------------------------------------------------
 
 
-def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter, caplog: pytest.LogCaptureFixture) -> None:
+def test_old_replies_to_unknown_clients_are_deleted(counter: Counter, caplog: pytest.LogCaptureFixture) -> None:
     counter.ask("known", "left-a-gap", "new", "stuck")
     for client_id in ("left-a-gap", "new", "stuck"):
         del counter.state.clients[client_id]
@@ -292,7 +292,7 @@ def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter, caplog:
     assert len(caplog.records) == 1
 
 
-def test_a_sweep_goes_on_where_the_last_one_has_ended(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_continues_where_the_last_one_ended(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "MAX_SWEPT", 1)
     counter.ask("new", "old")
     counter.state.clients.clear()
@@ -333,7 +333,7 @@ def ask_repeatedly(*outcomes: Any, deadline_ms: int = 100_000) -> Any:
         return error
 
 
-def test_answer_after_unanswered_attempts_is_the_outcome():
+def test_answer_after_unanswered_attempts_is_returned():
     assert ask_repeatedly(7) == 7
     assert ask_repeatedly(RequestTimedOut(), RequestTimedOut(), 7) == 7
     refused = InvalidTopic()
@@ -373,7 +373,7 @@ def test_timeout_names_the_number_of_attempts_and_their_time() -> None:
     assert "The request was sent" not in str(once)
 
 
-def test_client_that_ended_is_asked_again():
+def test_request_of_an_ended_client_is_repeated():
     assert ask_repeatedly(ClientEnded(), 7) == 7
     assert ask_repeatedly(RequestTimedOut(), ClientEnded(), 7) == 7
     assert type(ask_repeatedly(ClientEnded(), deadline_ms=500)) is ClientEnded

@@ -120,7 +120,7 @@ def test_next_leader_writes_the_file_that_a_dead_leader_named(mq: Connection) ->
     assert read_stored_values(mq) == values(mq, "t") == [*texts, "later"]
 
 
-def test_a_file_that_the_dead_leader_wrote_is_adopted(mq: Connection) -> None:
+def test_file_that_a_dead_leader_wrote_is_not_written_again(mq: Connection) -> None:
     with run_leader(mq):
         texts = publish_riding(mq)
     (rows,) = collect_journaled_rows(list_steps(mq))
@@ -171,7 +171,7 @@ def test_rows_of_a_step_above_the_bound_are_a_file_at_once(tmp_path: Path) -> No
         assert values(mq, "t") == ["small", "x" * 2_000]
 
 
-def test_rows_that_ride_since_the_last_pass_have_a_bound(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_riding_rows_above_the_bound_are_written_to_a_file(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projector, "MAX_BYTES", 3_000)
     with run_leader(mq):
         mq.topics.create("t")

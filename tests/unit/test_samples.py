@@ -174,7 +174,7 @@ def test_a_leader_that_resigns_leaves_nothing_and_one_that_dies_leaves_all_to_th
     assert successor.project() == [(2, "t", "", 5, None)]
 
 
-def test_what_is_deleted_ends_with_a_row_without_offsets(story: Story) -> None:
+def test_last_sample_of_a_deleted_topic_has_no_offsets(story: Story) -> None:
     leader = Leader(story)
     story.tell({"publish": {"t-0": 5}})
     story.tell({"commit_offsets": {"t-0": 3}})

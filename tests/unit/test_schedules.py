@@ -165,7 +165,7 @@ def mq() -> Harness:
     return harness
 
 
-def test_a_letter_of_the_step_comes_before_its_occurrences(mq: Harness) -> None:
+def test_letters_of_a_step_are_decided_before_its_occurrences(mq: Harness) -> None:
     """The leader looks for due occurrences first, because it writes their rows. Then it decides letters."""
     mq.now_ms += HOUR_MS
     due = find_due_occurrences(mq.state, mq.now_ms, 10)
@@ -315,7 +315,7 @@ def test_a_schedule_that_exists_is_accepted_with_exist_ok_if_its_arguments_are_t
 
 
 @pytest.mark.slow
-def test_a_step_publishes_some_and_the_next_ones_the_others(shop: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_occurrences_above_the_limit_of_a_step_come_in_the_next(shop: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_decider, "MAX_OCCURRENCES", 2)
     shop.mq.topics.create("t", 2)
     for number in range(5):

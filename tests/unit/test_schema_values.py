@@ -89,7 +89,7 @@ def test_misfit_of_ddl_has_a_reason(text: str, value: str, reason: str) -> None:
     assert schema.parse([value.encode()]).to_pylist() == [None]
 
 
-def test_names_beyond_ascii_are_found() -> None:
+def test_fields_with_names_beyond_ascii_are_parsed() -> None:
     schema = ddl("`\u00e9` INT NOT NULL, s STRUCT<`\u65e5`: INT, x: INT>")
     row = {"\u00e9": 1, "s": {"\u65e5": 2, "x": 3}}
     for ensures_ascii in (True, False):
@@ -121,7 +121,7 @@ def test_encoding_names_what_json_cannot_hold(part: Any, place: str, found: str)
             schema.encode({"n": None, "a": part})
 
 
-def test_bad_schemas_are_refused() -> None:
+def test_invalid_ddl_schemas_are_refused() -> None:
     for text in (
         "",
         "a",

@@ -105,7 +105,7 @@ def test_misfit_refuses_all_rows_with_on_error_fail_and_in_a_transaction(mq: Con
     assert len(mq.fetch(topic)) == 0
 
 
-def test_future_has_the_reason_of_its_record(mq: Connection) -> None:
+def test_future_raises_the_misfit_of_its_own_record(mq: Connection) -> None:
     topic = new_topic(mq)
     with mq.producer(on_error="fail", linger_ms=100) as producer:
         futures = [producer.send(topic, value) for value in (FITS, MISFIT, b"[]", FITS)]
@@ -258,7 +258,7 @@ def test_concurrent_schema_change_is_compared_again(mq: Connection, monkeypatch:
     assert [version.schema for version in mq.topics.describe(topic).schemas] == ["id INT", "id BIGINT"]
 
 
-def test_reasons_are_bounded_and_merged() -> None:
+def test_reasons_of_misfits_are_merged_up_to_their_bound() -> None:
     schema = SchemaRule("json", json.dumps({"properties": {f"p{n}": {"type": "null"} for n in range(300)}}))
     values = [json.dumps({f"p{n}": 1}).encode() for n in range(300)]
     marked, reasons = reject_misfits(values, schema, np.array([-3, *[0] * 299], np.int32))

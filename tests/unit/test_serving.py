@@ -155,7 +155,7 @@ def replace_id(file: DataFile, number: int) -> DataFile:
 # -- odd requests -------------------------------------------------------------------------------------------
 
 
-def test_an_error_nobody_foresaw_refuses_its_own_request(
+def test_unexpected_error_refuses_only_its_own_request(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = machine.DECIDE[CreateTopic]
@@ -282,7 +282,7 @@ def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, m
     assert len(mq.topics.list()) == 20
 
 
-def test_a_leader_has_handed_over_even_if_the_next_one_projects_its_last_step(mq: Connection) -> None:
+def test_resign_succeeds_if_the_next_leader_projects_the_last_step(mq: Connection) -> None:
     standby = make(mq.namespace, "standby")
 
     def lead_and_project(point: str) -> None:
@@ -346,7 +346,7 @@ def test_serving_ends_with_an_error_when_a_step_panics(mq: Connection) -> None:
         assert "Panic" in str(served.error)
 
 
-def test_the_rest_after_a_failed_step_is_no_step(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rest_after_a_failed_step_does_not_count_as_stuck(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a disk is full for long, the sequencer tries again at growing intervals, and does not count as stuck."""
     # more than three times step.timeout.ms, as after some attempts
     monkeypatch.setattr(serving_module, "SHORTEST_RETRY_MS", 4_500)
@@ -427,7 +427,7 @@ def test_a_store_that_hangs_does_not_keep_the_process() -> None:
     assert completed.stdout == "True\n"
 
 
-def test_looks_after_a_letter_keep_to_the_tick() -> None:
+def test_leader_looks_once_per_tick_after_a_letter() -> None:
     """engine.tick.ms limits what the looks cost."""
     pace = _Pace(EngineConfig({"engine.tick.ms": 100}))
     pace.rest_after_ms(StepReport(step=1, letters=1, backlog=False, is_watching=False), 15.0)

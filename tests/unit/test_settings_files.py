@@ -121,7 +121,7 @@ def test_topics_groups_and_members_get_the_defaults_when_they_are_made(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_default_dead_letter_topic_is_none_of_its_own(tmp_path: Path) -> None:
+def test_default_dead_letter_topic_has_no_dead_letter_topic(tmp_path: Path) -> None:
     with served(tmp_path, **{"dead.letter.topic": "given-up"}) as mq:
         with pytest.raises(InvalidConfig, match="given-up"):
             mq.topics.create("orders")
@@ -135,7 +135,7 @@ def test_a_bad_default_is_named(bad: str) -> None:
         EngineConfig({bad: "soon"})
 
 
-def test_no_setting_means_two_things() -> None:
+def test_no_name_is_a_setting_of_two_kinds() -> None:
     assert not TOPIC.declared.keys() & (GROUP.declared.keys() | MEMBER.declared.keys() | ENGINE.declared.keys())
     assert not MEMBER.declared.keys() & (GROUP.declared.keys() | ENGINE.declared.keys())
     # the engine's value applies where a group has none

@@ -111,7 +111,7 @@ def check_the_reference_shows_arguments_and_errors(site: Path) -> None:
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_is_whole(tmp_path: Path) -> None:
+def test_site_builds_without_warnings_and_has_no_dead_link(tmp_path: Path) -> None:
     """One test, because a build takes longer than all checks, and parallel tests would build once per process."""
     site = tmp_path / "site"
     build = build_site(site)

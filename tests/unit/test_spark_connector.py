@@ -31,12 +31,12 @@ PREFIX = "fs.s3a.bucket.b."
         ({"AZURE_STORAGE_ACCOUNT_KEY": "secret", "timeout": "9s"}, {}),
     ],
 )
-def test_options_become_settings_of_the_bucket(options: dict[str, str], settings: dict[str, str]) -> None:
+def test_options_of_s3_become_settings_of_the_bucket(options: dict[str, str], settings: dict[str, str]) -> None:
     assert build_s3a_settings("b", options) == {f"{PREFIX}{name}": value for name, value in settings.items()}
 
 
 @pytest.mark.parametrize("name", ["AZURE_STORAGE_ACCOUNT_KEY", "azure_storage_access_key", "account_key"])
-def test_an_account_key_becomes_settings_of_the_account(name: str) -> None:
+def test_account_key_of_azure_becomes_settings_of_spark(name: str) -> None:
     host = "me.dfs.core.windows.net"
     settings = {f"fs.azure.account.auth.type.{host}": "SharedKey", f"fs.azure.account.key.{host}": "secret"}
     assert build_abfs_settings(host, {name: "secret", "AZURE_STORAGE_ACCOUNT_NAME": "me"}) == settings

@@ -104,7 +104,7 @@ def remove_up_to(disk: Disk, step: int) -> None:
 # -- appending ------------------------------------------------------------------------------------------
 
 
-def test_step_takes_one_put_and_one_look(disk: Disk, clock: ManualClock) -> None:
+def test_append_of_a_step_takes_one_put_and_one_look(disk: Disk, clock: ManualClock) -> None:
     log = make_log(disk, clock)
     append(log)
     assert disk.calls == ["look", "put", "look"], "before the first put it looks, too"
@@ -126,7 +126,7 @@ def test_step_takes_one_put_and_one_look(disk: Disk, clock: ManualClock) -> None
     assert disk.calls == ["look", "put", "look"]
 
 
-def test_a_new_leader_makes_the_step_durable_that_it_stands_on(disk: Disk, clock: ManualClock) -> None:
+def test_new_leader_syncs_the_last_step_of_its_predecessor(disk: Disk, clock: ManualClock) -> None:
     append(make_log(disk, clock))
     disk.synced.clear()
     make_log(disk, clock, 1)
@@ -140,7 +140,7 @@ def fail(error: OSError) -> Callable[[str], None]:
     return raise_it
 
 
-def test_a_put_that_failed_after_it_landed_has_landed(disk: Disk, clock: ManualClock) -> None:
+def test_append_succeeds_if_its_put_failed_after_it_landed(disk: Disk, clock: ManualClock) -> None:
     log = make_log(disk, clock)
     disk.after_put, disk.synced = fail(MaybeThere(errno.EIO, "the answer was lost")), []
     append(log)
@@ -153,7 +153,7 @@ def test_a_put_that_failed_after_it_landed_has_landed(disk: Disk, clock: ManualC
     assert [read_subject(disk, step) for step in (1, 2, 3)] == ["t", "t", "t"]
 
 
-def test_a_put_that_failed_with_nothing_there_is_unknown(disk: Disk, clock: ManualClock) -> None:
+def test_append_raises_if_its_put_failed_and_no_step_is_there(disk: Disk, clock: ManualClock) -> None:
     log = make_log(disk, clock)
     disk.before_put = fail(OSError(errno.EIO, "no route to the store"))
     with pytest.raises(OSError, match="no route"):
@@ -161,7 +161,7 @@ def test_a_put_that_failed_with_nothing_there_is_unknown(disk: Disk, clock: Manu
     assert log.step == 0
 
 
-def test_a_put_that_failed_while_another_leader_was_first_ends_the_term(disk: Disk, clock: ManualClock) -> None:
+def test_append_that_another_leader_forestalled_ends_the_term(disk: Disk, clock: ManualClock) -> None:
     anna, ben = make_log(disk, clock), make_log(disk, clock)
 
     def ben_is_first(name: str) -> None:
@@ -209,9 +209,7 @@ def test_a_follower_reads_each_step_once_and_in_order(disk: Disk, clock: ManualC
     assert disk.calls == ["get"] * 2
 
 
-def test_a_follower_whose_clock_stood_still_takes_nothing_that_a_leader_left_behind(
-    disk: Disk, clock: ManualClock
-) -> None:
+def test_follower_whose_clock_stood_still_ignores_steps_left_behind(disk: Disk, clock: ManualClock) -> None:
     """A virtual machine was suspended, with both. Other leaders went on meanwhile, and removed steps."""
     log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
     append(log)

@@ -55,7 +55,7 @@ def make_head(step: Step, format_version: int = FORMAT_VERSION) -> StepHead:
 
 @examples(60)
 @given(steps)
-def test_a_step_comes_out_of_its_object_as_it_went_in(step: Step) -> None:
+def test_step_survives_encoding_as_an_object(step: Step) -> None:
     head = make_head(step)
     body = encode_step_object(head, step)
     assert decode_head(body) == head
@@ -63,7 +63,7 @@ def test_a_step_comes_out_of_its_object_as_it_went_in(step: Step) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 999, 1000, 1001, 5000])
-def test_segments_come_out_the_same_however_many_they_are(count: int) -> None:
+def test_segments_of_a_step_survive_encoding_whatever_their_count(count: int) -> None:
     many = build_segments(
         count,
         kind=["data"] * count,
@@ -104,7 +104,7 @@ def test_a_decision_that_this_version_does_not_know_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bit", range(8))
-def test_a_bit_that_flipped_anywhere_is_noticed(bit: int) -> None:
+def test_step_object_with_a_flipped_bit_is_refused(bit: int) -> None:
     step = Step(1, 0, 1, [JournalEntry(RowsJournaled(7, 0, 2), request_id="client/1")], b"two rows")
     body = encode_step_object(make_head(step), step)
     for index in range(len(body)):
@@ -157,7 +157,7 @@ def test_rows_of_many_steps_come_in_their_order_whatever_their_form() -> None:
     assert rows.slice(0, 1).equals(rows_to_table([make_rows(b"a")]))
 
 
-def test_rows_whose_msgpack_readers_would_refuse_become_an_arrow_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_too_large_for_msgpack_are_encoded_as_an_arrow_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_rows(b"x" * 1000)
     assert not encode_step_rows(rows).startswith(codec._ARROW_START)
     monkeypatch.setattr(codec, "MAX_FEW_BYTES", 1000)
@@ -174,7 +174,7 @@ journal_steps = st.builds(Step, counts, counts, counts, st.lists(entries, min_si
 @pytest.mark.slow
 @examples(40)
 @given(st.lists(journal_steps, min_size=1, max_size=3, unique_by=lambda s: s.step))
-def test_steps_come_out_of_the_journal_as_they_went_in(written: list[Step]) -> None:
+def test_steps_survive_encoding_as_journal_rows(written: list[Step]) -> None:
     rows = encode_steps(written)
     assert rows.schema == JOURNAL.stored_schema
     in_order = sorted(written, key=lambda step: step.step)
@@ -183,7 +183,7 @@ def test_steps_come_out_of_the_journal_as_they_went_in(written: list[Step]) -> N
     assert decode_steps(rows.take(list(reversed(range(rows.num_rows))))) == in_order
 
 
-def test_message_rows_that_travel_in_a_step_are_not_in_the_journal() -> None:
+def test_journal_leaves_out_message_rows_of_a_step() -> None:
     riding = Step(1, 0, 1, [JournalEntry(RowsJournaled(7, 0, 2)), JournalEntry(Produced("t"))], b"two rows")
     plain = Step(2, 0, 1, [JournalEntry(Produced("t"))])
     assert decode_steps(encode_steps([riding, plain])) == [msgspec.structs.replace(riding, rows=None), plain]
@@ -193,7 +193,7 @@ def test_message_rows_that_travel_in_a_step_are_not_in_the_journal() -> None:
     ("step_numbers", "last_step", "follow"),
     [([], 4, True), ([5], 4, True), ([6, 5], 4, True), ([5, 7], 4, False), ([6], 4, False), ([4, 5], 4, False)],
 )
-def test_steps_that_follow_leave_no_gap(step_numbers: list[int], last_step: int, follow: bool) -> None:
+def test_journal_with_a_missing_step_is_not_decoded(step_numbers: list[int], last_step: int, follow: bool) -> None:
     journal_steps = [Step(step, 0, 1, [JournalEntry(MarkersWritten("x"))]) for step in step_numbers]
     rows = encode_steps(journal_steps)
     assert decode_steps_after(rows, last_step) == (
@@ -201,7 +201,7 @@ def test_steps_that_follow_leave_no_gap(step_numbers: list[int], last_step: int,
     )
 
 
-def test_a_row_of_the_journal_that_lacks_something_is_refused() -> None:
+def test_journal_row_without_a_decision_is_refused() -> None:
     rows = encode_steps([Step(1, 0, 1, [JournalEntry(MarkersWritten("x"))])])
     index = rows.column_names.index("decision")
     with pytest.raises(ValueError, match=r"journal\.decision is null"):

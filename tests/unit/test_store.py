@@ -98,7 +98,7 @@ def test_handle_that_lost_writes_no_entry_and_stays_at_its_version_until_it_is_r
 
 
 @pytest.mark.parametrize("expected", [0, 2])
-def test_a_fresh_handle_cannot_sneak_past_the_version_it_names(store: Store, folder: Path, expected: int) -> None:
+def test_fresh_handle_that_names_another_version_is_refused(store: Store, folder: Path, expected: int) -> None:
     store.open(NOTES).append_at(0, make_notes(1))
     fresh, before = store.open(NOTES), list_files(folder)
     with pytest.raises(CommitConflict, match=f"at version 1, not {expected}"):
@@ -171,7 +171,7 @@ def three_files(handle: TableHandle) -> Iterator[TableHandle]:
         ((6, 5), []),
     ],
 )
-def test_bounds_are_both_included(three_files: TableHandle, bounds: tuple[Any, Any], expected_steps: list[int]) -> None:
+def test_read_includes_bounds(three_files: TableHandle, bounds: tuple[Any, Any], expected_steps: list[int]) -> None:
     assert list_steps(three_files.read(step=bounds)) == expected_steps
 
 
@@ -193,7 +193,7 @@ def test_files_outside_the_bounds_are_not_opened(three_files: TableHandle, folde
         three_files.read(step=(3, 5))
 
 
-def test_a_file_without_statistics_is_never_passed_over(handle: TableHandle, folder: Path) -> None:
+def test_file_without_statistics_is_always_read(handle: TableHandle, folder: Path) -> None:
     file = new_file(folder, "bare.parquet", make_notes(4))
     handle.replace_at(0, [NewFile(file.path, file.size_bytes, 0, {"numRecords": 1})])
     handle.append_at(1, make_notes(9))
@@ -209,7 +209,7 @@ def list_entries(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in (folder / "_delta_log").glob("*.json"))
 
 
-def test_a_checkpoint_lets_the_log_before_it_go(store: Store, handle: TableHandle, folder: Path) -> None:
+def test_log_entries_before_a_checkpoint_are_deleted(store: Store, handle: TableHandle, folder: Path) -> None:
     for version in range(6):
         handle.append_at(version, make_notes(version), last_step=version)
     handle.checkpoint()
@@ -260,7 +260,7 @@ def test_entries_just_covered_by_a_checkpoint_stay(store: Store, handle: TableHa
     assert list_steps(store.open(NOTES).read()) == [0, 1, 2]
 
 
-def test_an_empty_checkpoint_lets_nothing_go(handle: TableHandle, folder: Path) -> None:
+def test_empty_checkpoint_deletes_no_log_entry(handle: TableHandle, folder: Path) -> None:
     """A loss of power may leave one."""
     handle.append_at(0, make_notes(0))
     handle.append_at(1, make_notes(1))
@@ -292,7 +292,7 @@ def test_hint_at_a_checkpoint_that_is_gone_does_not_close_the_table(
     assert list_steps(store.open(NOTES).read()) == [0, 1, 2]
 
 
-def test_a_checkpoint_counts_when_all_its_parts_are_there(handle: TableHandle, folder: Path) -> None:
+def test_checkpoint_counts_only_with_all_its_parts(handle: TableHandle, folder: Path) -> None:
     log = folder / "_delta_log"
     for name in (f"{7:020d}.checkpoint.{1:010d}.{2:010d}", f"{8:020d}.checkpoint.{1:010d}.{2:010d}"):
         (log / f"{name}.parquet").touch()
@@ -460,7 +460,7 @@ def test_replaced_files_are_deleted_after_the_grace(
     assert list_steps(handle.read()) == [1, 2]
 
 
-def test_a_swap_that_never_landed_deletes_its_own_file_only(handle: TableHandle, files: Files, folder: Path) -> None:
+def test_swap_that_never_landed_leaves_its_new_file_to_delete(handle: TableHandle, files: Files, folder: Path) -> None:
     leftovers = Leftovers(files)
     handle.append_at(0, make_notes(1))
     leftovers.announce(NOTES.name, ["merged.parquet", *(file.path for file in handle.files())])
@@ -526,7 +526,7 @@ def test_a_list_of_what_cannot_be_deleted_is_tried_again(
     assert list(lists.iterdir()) == []
 
 
-def test_stale_handle_makes_no_file_of_others_a_stray(
+def test_sweep_of_a_stale_handle_deletes_no_file_of_others(
     leftovers: Leftovers, handle: TableHandle, store: Store, folder: Path
 ) -> None:
     """The leader of the handle was stopped. The newest version says which files the table names."""

@@ -84,7 +84,7 @@ def test_every_column_has_its_ddl() -> None:
         assert [line.split("`")[1] for line in listed] == spec.schema.names
 
 
-def test_a_segment_is_a_row_of_segments_without_its_step() -> None:
+def test_schema_of_a_segment_has_the_columns_of_segments_but_step() -> None:
     assert SEGMENT_SCHEMA.names == [field.name for field in dataclasses.fields(SegmentRow) if field.name != "step"]
     assert pa.struct(list(SEGMENT_SCHEMA)) == SEGMENT_STRUCT
     assert JOURNAL.schema.field("segments").type == pa.list_(SEGMENT_STRUCT)
@@ -98,7 +98,7 @@ def rows(*values: tuple[int, str, int, str]) -> pa.Table:
     return pa.table({name: [v[i] for v in values] for i, name in enumerate(("step", "k", "n", "value"))})
 
 
-def test_the_newest_row_of_a_key_is_its_state() -> None:
+def test_select_newest_returns_the_newest_row_of_each_key() -> None:
     table = rows((3, "a", 1, "a3"), (1, "a", 1, "a1"), (2, "b", 1, "b2"), (1, "a", 2, "c1"), (2, "a", 1, "a2"))
     assert select_newest(table, ["k", "n"]).column("value").to_pylist() == ["c1", "b2", "a3"]
 

@@ -110,7 +110,7 @@ def test_dead_letters_come_with_their_reasons(mq: Connection, orders: str) -> No
 
 
 @pytest.mark.usefixtures("mq")
-def test_the_clock_goes_only_forward(mq_clock: MovableClock) -> None:
+def test_clock_refuses_to_go_back(mq_clock: MovableClock) -> None:
     with pytest.raises(ValueError, match="found -60 s"):
         mq_clock.advance(minutes=-1)
 

@@ -87,7 +87,7 @@ def test_pieces_hold_the_newest_row_of_each_key(
 
 
 @pytest.mark.parametrize("compared_rows", [5, 10**6])
-def test_file_is_named_while_one_of_its_keys_exists(
+def test_file_counts_as_named_while_one_of_its_keys_exists(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compared_rows: int
 ) -> None:
     """The number of rows that are compared at once makes no difference. Four keys share a file."""
@@ -175,7 +175,7 @@ def trim_table(mq: Harness, name: str, whole: bool = True) -> list[dict[str, Any
     return list(trim_rows(BY_NAME[name], table, read_live_state(mq.state), RETENTION_MS, whole).to_pylist())
 
 
-def test_young_and_open_transactions_stay(mq: Harness) -> None:
+def test_trim_keeps_young_and_open_transactions(mq: Harness) -> None:
     assert [(row["transactional_id"], row["state"]) for row in trim_table(mq, "transactions")] == [
         ("open", "Empty"),
         ("open", "Ongoing"),
@@ -186,7 +186,7 @@ def test_young_and_open_transactions_stay(mq: Harness) -> None:
     assert states == ["PrepareAbort", "CompleteAbort"]
 
 
-def test_a_marker_goes_when_the_log_start_has_passed_it(mq: Harness) -> None:
+def test_trim_removes_markers_below_the_log_start(mq: Harness) -> None:
     def places() -> list[tuple[str, int, int]]:
         return [(row["topic"], row["partition"], row["offset"]) for row in trim_table(mq, "control_markers")]
 
@@ -198,7 +198,7 @@ def test_a_marker_goes_when_the_log_start_has_passed_it(mq: Harness) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_segments_of_deleted_topics_go(mq: Harness, whole: bool) -> None:
+def test_trim_removes_segments_of_deleted_topics(mq: Harness, whole: bool) -> None:
     mq.one(DeleteRecords("t", {0: 1}))
     before = trim_table(mq, "segments", whole)
     mq.one(DeleteTopic("t"))

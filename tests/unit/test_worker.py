@@ -398,14 +398,12 @@ def test_a_stopped_worker_lets_handlers_end_and_gives_back_the_rest_unseen(mq: C
 @pytest.mark.parametrize(
     ("done_count", "elapsed_ms", "count"), [(0, 60_000, 16), (80, 1_000, 20), (16, 0, 4_000), (90_000, 1_000, 5_000)]
 )
-def test_a_worker_polls_what_its_threads_handle_in_a_quarter_of_a_second(
-    done_count: int, elapsed_ms: int, count: int
-) -> None:
+def test_worker_polls_as_many_messages_as_it_handles_in_250_ms(done_count: int, elapsed_ms: int, count: int) -> None:
     """At least two messages a thread. Few wait if handlers are slow: they are delivered again after a rebalance."""
     assert count_ahead(done_count, elapsed_ms, thread_count=8, were_idle=False) == count
 
 
-def test_a_worker_polls_more_and_more_while_polls_take_longer_than_its_threads() -> None:
+def test_worker_doubles_its_polls_while_its_threads_are_idle() -> None:
     """Else it would poll two messages a thread for ever, where a poll takes more than a quarter of a second."""
     counts = [16]
     for _ in range(9):
@@ -583,9 +581,7 @@ def is_done(path: Path) -> bool:
         return False
 
 
-def test_the_page_begins_with_a_program_that_prints_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_program_of_workers_prints_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start_when_done(_: float, call: Callable[[], None]) -> threading.Thread:
         """Stop the worker when all is done, and not after the five seconds of the page."""
 
