@@ -16,7 +16,6 @@ from lakemq.engine.protocol.values.deliveries import (
     Stretch,
     WantedMessages,
 )
-from lakemq.engine.protocol.values.groups import Assigned
 from lakemq.engine.protocol.values.kinds import AnyRequest
 
 
@@ -118,11 +117,6 @@ class QueueWords:
             and [f"{format_range(letter.first, letter.length)} {letter.status.value}" for letter in letters.stretches]
             for text, letters in deliveries.items()
         }
-
-    def list_lost_partitions(self, member: str, group: str = "g") -> list[Assigned]:
-        """Return the partitions that a member had when it was lost."""
-        assignments = sorted(self.mq.state.groups[group].assignments.items())
-        return [Assigned(*tp, assignment.epoch) for tp, assignment in assignments if assignment.lost_by == member]
 
     def see_deliveries(self, expected: dict[str, Any]) -> dict[str, Any]:
         """Return the deliveries of group `g` that are not done: `0-4 acquired`, `5 available, 2 times`."""

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import hypothesis.strategies as st
@@ -19,6 +20,8 @@ from unit.served import new_topic
 
 from lakemq.engine.client import tracing
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.worker import WorkerReport
+from lakemq.engine.client.fetch.fetch_result import Message
 from lakemq.engine.client.tracing import add_trace_to_record, add_trace_to_table
 from lakemq.errors import LakeMQError
 from lakemq.tables.specs.messages import HEADERS
@@ -124,6 +127,40 @@ def test_polls_fetches_and_commits_have_spans(mq: Connection, topic: str, export
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_each_handler_runs_in_a_span_that_links_to_the_publishing_one(
+    mq: Connection, exporter: InMemorySpanExporter, is_coroutine: bool
+) -> None:
+    topic, current, stop = new_topic(mq), list[int](), threading.Event()
+    mq.publish(topic, pa.table({"value": ["a book"]}))
+
+    def handle(message: Message) -> None:
+        current.append(trace.get_current_span().get_span_context().span_id)
+        if message.delivery_count == 1:
+            raise ValueError("no book")
+        stop.set()
+
+    async def handle_later(message: Message) -> None:
+        handle(message)
+
+    handler = handle_later if is_coroutine else handle
+    assert mq.run_worker(handler, [topic], group=topic, stop=stop, backoff_ms=[0]) == WorkerReport(1, 1, 0)
+    (published,) = spans_named(exporter, f"publish {topic}")
+    failed, done = spans_named(exporter, f"process {topic}")
+    assert current == [span.context.span_id for span in (failed, done)]
+    for span in failed, done:
+        assert [link.context.span_id for link in span.links] == [published.context.span_id]
+        assert span.kind is SpanKind.CONSUMER
+        assert attributes(span) == {
+            "system": "lakemq",
+            "operation.name": "process",
+            "operation.type": "process",
+            "consumer.group.name": topic,
+            "destination.name": topic,
+        }
+    assert (failed.status.description, done.status.status_code) == ("ValueError: no book", StatusCode.UNSET)
+
+
 def test_idle_group_has_no_spans(mq: Connection, topic: str, exporter: InMemorySpanExporter) -> None:
     for protocol in ("cooperative", "queue"):
         with mq.consumer(f"{topic}-{protocol}", topics=[topic], protocol=protocol) as consumer:

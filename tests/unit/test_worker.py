@@ -11,10 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from typer.testing import CliRunner
 from unit.pages import read_blocks, run_program
 
@@ -465,43 +461,6 @@ def test_arguments_that_are_not_valid_are_refused(mq: Connection, options: dict[
         mq.run_worker(print, ["orders"], group="ship", **options)
     with pytest.raises(InvalidRequest, match="handler"):
         mq.run_worker("print", ["orders"], group="ship")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("is_coroutine", [False, True])
-def test_each_handler_runs_in_a_span_that_links_to_the_publishing_one(
-    mq: Connection, start: Start, monkeypatch: pytest.MonkeyPatch, is_coroutine: bool
-) -> None:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
-    publish(mq, "a book")
-    current: list[int] = []
-
-    def handle(message: Message) -> None:
-        current.append(trace.get_current_span().get_span_context().span_id)
-        if message.delivery_count == 1:
-            raise ValueError("no book")
-
-    async def handle_later(message: Message) -> None:
-        handle(message)
-
-    worker = start(handle_later if is_coroutine else handle, backoff_ms=[0])
-    wait_until_idle(mq, "ship", PATIENCE_S)
-    assert worker.end() == WorkerReport(1, 1, 0)
-    (published,) = [span for span in exporter.get_finished_spans() if span.name == "publish orders"]
-    failed, done = [span for span in exporter.get_finished_spans() if span.name == "process ship"]
-    assert current == [span.context.span_id for span in (failed, done)]
-    for span in failed, done:
-        assert [link.context.span_id for link in span.links] == [published.context.span_id]
-        assert span.kind is trace.SpanKind.CONSUMER
-        assert dict(span.attributes or {}) == {
-            "messaging.system": "lakemq",
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
-            "messaging.consumer.group.name": "ship",
-            "messaging.destination.name": "orders",
-        }
-    assert (failed.status.description, done.status.status_code) == ("ValueError: no book", trace.StatusCode.UNSET)
 
 
 def test_the_log_names_each_failure_with_its_place_and_the_counts_at_the_end(
