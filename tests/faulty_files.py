@@ -8,14 +8,13 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from lakemq.tables.storage.object_stores.files import LocalFiles
-from lakemq.tables.storage.object_stores.objects import Data, MaybeThere
+from lakemq.tables.storage.object_stores.objects import Data, MaybeThere, Names
 
 
 class FaultyFiles(LocalFiles):
-    """A store that cannot read, delete or write objects whose names contain given words. It calls `after_put` for each
-    put.
+    """A store that cannot read, delete, write or list objects whose names contain given words.
 
-    vague: a put that fails has landed nevertheless.
+    It calls `after_put` for each put. vague: a put that fails has landed nevertheless.
     """
 
     def __init__(
@@ -28,7 +27,7 @@ class FaultyFiles(LocalFiles):
         code: int = errno.EACCES,
     ) -> None:
         super().__init__(root)
-        self.unreadable, self.undeletable, self.unwritable = unreadable, undeletable, unwritable
+        self.unreadable, self.undeletable, self.unwritable, self.unlistable = unreadable, undeletable, unwritable, ""
         self.vague, self.code = vague, code
         self.reads: list[str] = []
         self.deletes: list[str] = []
@@ -51,6 +50,11 @@ class FaultyFiles(LocalFiles):
                 super().delete([name])
         if failed is not None:
             raise failed
+
+    def list(self, prefix: str, limit: int | None = None) -> Names:
+        if self.unlistable and self.unlistable in prefix:
+            raise OSError(self.code, os.strerror(self.code), prefix)
+        return super().list(prefix, limit)
 
     @contextmanager
     def open_output(self, name: str) -> Iterator[pa.NativeFile]:

@@ -380,15 +380,7 @@ def plain(state: State) -> dict[str, Any]:
             "open_transactions": {p: dict(firsts) for p, firsts in t.open_transactions.items()},
         }
     producers = {i: {**vars(p), "units": dict(p.units)} for i, p in state.producers.items()}
-    soft = (
-        "topics",
-        "producers",
-        "shared_topics",
-        "touched_groups",
-        "delays",
-        "schedules",
-        "changes",
-    )
+    soft = ("topics", "producers", "shared_topics", "touched_groups", "delays", "schedules", "changes")
     shallow = {part.name: getattr(state, part.name) for part in fields(state) if part.name not in soft}
     return {
         **{name: copy(value) for name, value in shallow.items()},

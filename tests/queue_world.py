@@ -1,7 +1,7 @@
 """Real queue consumers over the core in memory. No store, no threads. Letters arrive when a test says so."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,7 +38,7 @@ class Letter:
 
 class QueueWorld:
     """A namespace in memory. While `holds_letters` is set, letters that consumers submit without waiting wait for
-    `deliver`.
+    `deliver`. `after_rest` is called when a poll has waited.
     """
 
     def __init__(self, partitions: int = 1, topic: str = "t") -> None:
@@ -49,6 +49,7 @@ class QueueWorld:
         self.letters: list[Letter] = []
         self.followed, self._followed_count = State(), 0
         self.look_count = 0
+        self.after_rest: Callable[[], None] = lambda: None
         self._member_numbers = itertools.count(1)
 
     def publish(self, counts: Mapping[int, int]) -> None:
@@ -83,9 +84,13 @@ class QueueWorld:
             lambda _: (),
         )
         consumer = QueueConsumer(parts, membership, listener)
-        # Its polls never wait in real time: the clock moves instead.
-        consumer._reader.rest = lambda poll_ms, most_ms: self.clock.sleep(max(min(poll_ms, most_ms), 1))  # type: ignore[method-assign]
+        consumer._reader.rest = self._rest  # type: ignore[method-assign]
         return consumer
+
+    def _rest(self, poll_ms: int, most_ms: int) -> None:
+        """Let the clock move. Polls never wait in real time."""
+        self.clock.sleep(max(min(poll_ms, most_ms), 1))
+        self.after_rest()
 
     def _look(self, look: Any, newest: bool = True) -> Any:
         self.look_count += 1

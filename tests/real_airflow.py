@@ -21,11 +21,7 @@ AIRFLOW_BIN = Path(os.environ.get("LAKEMQ_AIRFLOW", CHECKOUT / ".venv-airflow"))
 PATIENCE_S = 600
 """The limit of every wait. What is waited for takes up to 20 seconds on an idle machine."""
 
-PORTS = (
-    "AIRFLOW__API__PORT",
-    "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT",
-    "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT",
-)
+PORTS = ("AIRFLOW__API__PORT", "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT", "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT")
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def visitor(busy: BusyNamespace) -> Iterator[Browser]:
         yield browser
 
 
-def test_no_page_writes_to_the_browsers_console(visitor: Browser, tab: Tab) -> None:
+def test_no_page_logs_to_the_console_of_the_browser(visitor: Browser, tab: Tab) -> None:
     tab.open(f"{visitor.address}/nosuch")
     assert any("404" in message for message in tab.read_console()), "a failed request is noticed"
     for address in ADDRESSES:

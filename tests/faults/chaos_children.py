@@ -296,11 +296,7 @@ def _follow(path: str, config: dict[str, Any], folder: str, topic: str, counts: 
         for table in mq.tail(topic, start=start):
             for partition in pc.unique(table["partition"]).to_pylist():
                 rows = table.filter(pc.field("partition") == partition)
-                notes.add(
-                    partition,
-                    rows["offset"].to_pylist(),
-                    [v.decode() for v in rows["value"].to_pylist()],
-                )
+                notes.add(partition, rows["offset"].to_pylist(), [v.decode() for v in rows["value"].to_pylist()])
             counts[topic] += table.num_rows
 
 

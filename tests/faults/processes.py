@@ -65,11 +65,7 @@ def settings_that_reach(point: str) -> dict[str, Any]:
 
 
 def start(
-    role: str,
-    log: IO[str],
-    crash_at: str | None = None,
-    environ: Mapping[str, str] | None = None,
-    **arguments: Any,
+    role: str, log: IO[str], crash_at: str | None = None, environ: Mapping[str, str] | None = None, **arguments: Any
 ) -> Child:
     """Start a child process. Its stderr goes to `log`. environ: added to the environment.
 

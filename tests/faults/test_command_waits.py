@@ -24,8 +24,7 @@ def stopped_leader(path: Path, start: Callable[..., Process]) -> Process:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("command", "number"),
-    [(("publish", "--topic", "t"), signal.SIGINT), (("topics", "create", "new"), signal.SIGTERM)],
+    ("command", "number"), [(("publish", "--topic", "t"), signal.SIGINT), (("topics", "create", "new"), signal.SIGTERM)]
 )
 def test_waiting_command_names_its_sequencer_and_ends_on_signal(
     path: Path, start: Callable[..., Process], stopped_leader: Process, command: tuple[str, ...], number: int

@@ -35,8 +35,7 @@ STAMPED = {"message.timestamp.type": "LogAppendTime", "delay.slot.ms": 40}
 
 
 @pytest.mark.parametrize(
-    "point",
-    extended_but(["sequencer.step_put"], nightly_but(IN_CI, [*POINTS, "at random", "at random, packed"])),
+    "point", extended_but(["sequencer.step_put"], nightly_but(IN_CI, [*POINTS, "at random", "at random, packed"]))
 )
 def test_delayed_messages_come_once_though_sequencers_are_killed(point: str, family: Processes) -> None:
     chance = random.Random(point)

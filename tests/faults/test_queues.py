@@ -59,9 +59,7 @@ def test_messages_of_killed_queue_member_go_to_another(family: Processes) -> Non
 
 
 @pytest.mark.extended
-def test_rejected_message_becomes_one_dead_letter_although_sequencers_are_killed(
-    family: Processes,
-) -> None:
+def test_rejected_message_becomes_one_dead_letter_although_sequencers_are_killed(family: Processes) -> None:
     """The sequencer is killed time and again: while it looks for the messages, and when it has decided."""
     count = 60
     serving = family.serve()

@@ -20,18 +20,11 @@ from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.dead_letters import DeadLettersJudged
 from lakemq.engine.protocol.values.delays import CancelDelays, Delayed, DelayedRange, DelaysJudged, RescheduleDelays
 from lakemq.engine.protocol.values.deliveries import AcknowledgementsJudged
-from lakemq.engine.protocol.values.groups import (
-    MemberSilent,
-    TargetComputed,
-)
+from lakemq.engine.protocol.values.groups import MemberSilent, TargetComputed
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RejectedRows
-from lakemq.engine.protocol.values.offsets import (
-    OffsetsChanged,
-    OffsetsFetched,
-    OffsetsJudged,
-)
+from lakemq.engine.protocol.values.offsets import OffsetsChanged, OffsetsFetched, OffsetsJudged
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef, UnitAppended
 from lakemq.engine.protocol.values.schedules import (
     CreateSchedule,

@@ -64,7 +64,7 @@ def test_a_topic_that_two_names_reach_keeps_dense_offsets(spark: SparkSession, m
 
 
 @pytest.mark.extended
-def test_rows_wait_for_their_time(spark: SparkSession, mq: Connection, topic: str) -> None:
+def test_inbox_rows_are_published_when_they_are_due(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic)
     spark.sql(
         f"""INSERT INTO mq.inbox (topic, value, deliver_at, delay_ms) VALUES

@@ -21,7 +21,7 @@ def age(mq: Connection, topic: str) -> None:
 
 
 @pytest.mark.parametrize("ttl_ms", ["lives", "column", "number"])
-def test_a_dataframe_says_how_long_its_rows_live(spark: SparkSession, mq: Connection, topic: str, ttl_ms: str) -> None:
+def test_ttl_of_a_dataframe_expires_its_rows(spark: SparkSession, mq: Connection, topic: str, ttl_ms: str) -> None:
     mq.topics.create(topic)
     ttl: Any = {"lives": "lives", "column": F.col("lives") + 0, "number": SHORT_MS}[ttl_ms]
     rows = spark.createDataFrame([("a", SHORT_MS), ("b", LONG_MS), ("c", None)], "value string, lives int")

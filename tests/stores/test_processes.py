@@ -18,6 +18,7 @@ from finals import are_all_final, check_final_messages
 from object_servers import ObjectServer
 from store_proxy import run_proxy
 from targets import nightly_but
+from unit.served import has_line
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -212,5 +213,4 @@ def sends_on_line(mq: lakemq.Connection) -> bool:
     """Send a message, and return whether it went on a line."""
     with mq.producer() as producer:
         producer.send(TOPIC, value="again").result(60)
-    assert mq.requester._line is not None
-    return mq.requester._line._connection is not None
+    return has_line(mq)

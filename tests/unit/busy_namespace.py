@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-from unit.served import served, until
+from unit.served import CONFIG, until
 
+import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.producer.producer import TransactionalProducer
@@ -37,8 +38,9 @@ def open_busy_namespace(folder: Path) -> Iterator[BusyNamespace]:
     It has 100 orders. The queue group has rejected one and holds the others; the readers have committed 30.
     """
     with ExitStack() as stack:
-        mq = stack.enter_context(served(folder, **{"project.interval.ms": 100}))
-        (serving,) = mq._open.serving
+        config = {**CONFIG, "project.interval.ms": 100}
+        mq = stack.enter_context(lakemq.connect(folder / "mq", create=True, config=config))
+        serving = stack.enter_context(mq.serving())
         mq.topics.create(ORDERS, 2)
         mq.topics.create(SHIPPED, 1)
         values = [HOSTILE, *(f'{{"order": {n}}}' for n in range(99))]

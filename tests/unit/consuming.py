@@ -1,6 +1,6 @@
 """Helpers that tests of consumers share: messages that name their place, and a listener that records its calls."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -95,3 +95,16 @@ def read_deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tu
         }
 
     return mq._fetcher.query_groups(list_stretches)
+
+
+def act_before_fetch(consumer: Any, act: Callable[[], None]) -> None:
+    """Let the next poll find that something has happened between its plan and its fetch."""
+    fetcher = consumer._parts.fetcher
+    fetch = fetcher.fetch
+
+    def act_and_fetch(*arguments: Any, **options: Any) -> Any:
+        fetcher.fetch = fetch
+        act()
+        return fetch(*arguments, **options)
+
+    fetcher.fetch = act_and_fetch

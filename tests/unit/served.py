@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from clocks import HastyClock
 from typer.testing import CliRunner, Result
 
 from lakemq.engine.client.connection import Connection
@@ -18,6 +19,7 @@ from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.offsets import FetchOffsets
+from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.jobs.cli import app
 from lakemq.testing import QUICK_SETTINGS, serve, wait_until
@@ -29,6 +31,9 @@ CONFIG = {
     "retention.check.interval.ms": 300_000,
 }
 _numbers = itertools.count(1)
+
+RENEWAL_MS = 4_000
+"""More than a third of the lease, and less than the time after which a leader looks before its put."""
 
 Lakemq = Callable[..., Result]
 """The command on a namespace: the fixture `lake`."""
@@ -130,6 +135,38 @@ def run_in_thread(call: Callable[[], Any]) -> Any:
 
     threading.Thread(target=run, daemon=True).start()
     return future.result(30)
+
+
+def has_line(mq: Connection) -> bool:
+    """Return whether the last request of the connection went on a line."""
+    assert mq.requester._line is not None
+    return mq.requester._line._connection is not None
+
+
+def find_lines(sequencer: Sequencer) -> LineServer:
+    """Return the lines of a sequencer that leads."""
+    assert sequencer._term is not None
+    assert sequencer._term.lines is not None
+    return sequencer._term.lines
+
+
+class IdleLeader:
+    """A leader that takes a step when it is told to. All that it has decided is projected."""
+
+    def __init__(self, mq: Connection) -> None:
+        self.mq, self.clock, self.files = mq, HastyClock(), mq.namespace.files
+        self.sequencer = Sequencer(mq.namespace, "leader", self.clock, itertools.count(1).__next__)
+        assert self.sequencer.try_lead()
+        assert self.sequencer._term is not None
+        self.background = self.sequencer._term.background
+        self.background.drain(self.sequencer.state)
+
+    def renew(self, after_ms: int = RENEWAL_MS) -> None:
+        self.clock.ahead_ms += after_ms
+        self.sequencer.step()
+
+    def wait_for_pass(self) -> None:
+        until(lambda: self.background._running is None or self.background._running.done())
 
 
 @contextmanager

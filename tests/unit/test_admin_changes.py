@@ -3,23 +3,27 @@
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
+from faulty_files import FaultyFiles
 from golden.story import Story
-from unit.served import run_sql, served, until, wait_for_files
+from unit.served import CONFIG, run_sql, served, until, wait_for_files
 
 import lakemq
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance import housekeeping, retention
+from lakemq.engine.namespace.config import load_config
+from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.rows.admin_log import build_admin_log
 from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup
 from lakemq.engine.protocol.values.journal import StepBatch
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.sequencer.projector import Projector
 from lakemq.errors import NamespaceError
 from lakemq.tables.specs.journal import ADMIN_LOG, JOURNAL, WATERMARKS
+from lakemq.tables.storage.delta.store import Store
 
 
 @pytest.mark.slow
@@ -79,24 +83,17 @@ def test_a_member_that_leaves_by_itself_is_no_change_and_one_that_is_removed_is(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", [ADMIN_LOG.name, JOURNAL.name, WATERMARKS.name])
-def test_each_change_is_noted_once_though_a_projection_dies_midway(
-    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append, names, deaths = Projector._append, set[str](), list[str]()
-
-    def append_or_die(self: Projector, name: str, rows: pa.Table, *arguments: Any) -> None:
-        if name == table and not deaths and {*names, name} >= {ADMIN_LOG.name}:
-            deaths.append(name)
-            raise OSError("killed")
-        names.update([name] if rows.num_rows else [])
-        append(self, name, rows, *arguments)
-
-    with served(tmp_path, **{"project.interval.ms": 50}) as mq:
+def test_each_change_is_noted_once_though_a_projection_dies_midway(table: str, tmp_path: Path) -> None:
+    config = load_config(None, {**CONFIG, "project.interval.ms": 50})
+    namespace = open_namespace(str(tmp_path / "mq"), config, create=True)
+    files = FaultyFiles(namespace.files.root)
+    with Connection(replace(namespace, files=files, store=Store(files))) as mq, mq.serving():
         mq.topics.create("a")
         wait_for_files(mq)
-        monkeypatch.setattr(Projector, "_append", append_or_die)
+        put_count, files.unwritable = len(files.puts), f"{table}/_delta_log"
         mq.topics.create("b")
-        until(lambda: bool(deaths))
+        until(lambda: any(name.startswith(files.unwritable) for name in files.puts[put_count:]))
+        files.unwritable = ""
         mq.topics.create("c")
         wait_for_files(mq)
         assert run_sql(mq, "SELECT subject FROM admin_changes ORDER BY step, position") == [("a",), ("b",), ("c",)]

@@ -329,7 +329,7 @@ async def test_a_member_whose_join_is_cancelled_leaves_its_group(
     entering = asyncio.create_task(consumer.__aenter__())
     await cancel_when(entering, lambda: bool(joined))
     release.set()
-    await connection.run(until, lambda: joined[0]._lock.is_closed)
+    await connection.run(until, lambda: connection.sync.groups.describe(group).members == 0)
 
 
 @in_event_loop

@@ -1,6 +1,5 @@
 """The watch over members: it reports silent members and no others. The tests control the clock."""
 
-import errno
 from pathlib import Path
 
 import msgspec
@@ -87,21 +86,15 @@ def test_member_that_beats_and_does_not_poll_is_lost(scene: Scene) -> None:
     assert scene.pass_ms(1_000) == [("C1", "poll")]
 
 
-def test_no_member_is_lost_while_the_leader_cannot_read_beats(
-    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_member_is_lost_while_the_leader_cannot_read_beats(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     scene.join("C1")
     scene.beat("a", "C1")
     scene.look()
-
-    def fail(prefix: str, limit: int | None = None) -> list[str]:
-        raise OSError(errno.EIO, "the store is gone", prefix)
-
-    monkeypatch.setattr(scene.files, "list", fail)
+    scene.files.unlistable = "beats"
     for _ in range(20):
         assert scene.pass_ms(1_000) == []
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    monkeypatch.undo()
+    scene.files.unlistable = ""
     scene.beat("a", "C1")
     assert scene.pass_ms(1_000) == []
 
@@ -171,19 +164,17 @@ def test_member_that_joins_again_under_its_id_goes_on_counting_its_polls(scene: 
     heart.stop()
 
 
-def test_heartbeat_thread_survives_any_error_of_a_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beats, failures = Beats(FaultyFiles(str(tmp_path))), [RuntimeError("no thread"), MemoryError()]
-    real = beats.put
+def test_heartbeat_thread_survives_any_error_of_a_beat(tmp_path: Path) -> None:
+    files, failures = FaultyFiles(str(tmp_path)), [RuntimeError("no thread"), MemoryError()]
 
-    def put(beats_id: str, number: int, body: bytes) -> None:
+    def fail(name: str) -> None:
         if failures:
             raise failures.pop()
-        real(beats_id, number, body)
 
-    monkeypatch.setattr(beats, "put", put)
-    heart = HeartbeatThread(beats, lambda: "abc")
+    files.after_put = fail
+    heart = HeartbeatThread(Beats(files), lambda: "abc")
     heart.add("g", "C1", 2)
-    until(lambda: read_beats(beats) == [("C1", 0)])
+    until(lambda: len(files.puts) == 3)
     heart.stop()
 
 

@@ -20,6 +20,14 @@ def avro(schema: Any, *earlier: Any) -> ValueSchema:
     return compile_schema(SchemaRule("avro", json.dumps(schema), tuple(map(json.dumps, earlier))))
 
 
+def logical(type: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"type": type, "logicalType": name, **more}
+
+
+def record(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": n, "type": type} for n, type in fields.items()]}
+
+
 def test_repetitions_of_avro_are_refused() -> None:
     for types, text in (
         (["int", "string"], "two fields of one name"),
@@ -31,26 +39,26 @@ def test_repetitions_of_avro_are_refused() -> None:
             compile_schema(SchemaRule("avro", json.dumps({"type": "record", "name": "R", "fields": fields})))
 
 
+# -- bytes become columns, and defaults fill in -----------------------------------------------------------
+
+
 def test_avro_types_become_columns() -> None:
     schema = avro(
-        {
-            "type": "record",
-            "name": "ns.R",
-            "fields": [
-                {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["A"]}},
-                {"name": "f", "type": {"type": "fixed", "name": "F", "size": 2}},
-                {"name": "l", "type": {"type": "array", "items": ["null", "int"]}},
-                {"name": "m", "type": {"type": "map", "values": "E"}},
-                {"name": "u", "type": ["null", "string", "int"]},
-                {"name": "id", "type": {"type": "string", "logicalType": "uuid"}},
-                {"name": "day", "type": {"type": "int", "logicalType": "date"}},
-                {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
-                {"name": "of_day", "type": {"type": "int", "logicalType": "time-millis"}},
-                {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}},
-                {"name": "many", "type": {"type": "bytes", "logicalType": "decimal", "precision": 40, "scale": 2}},
-                {"name": "n", "type": {"type": "int", "logicalType": "decimal", "precision": 4, "scale": 2}},
-            ],
-        }
+        record(
+            "ns.R",
+            e={"type": "enum", "name": "E", "symbols": ["A"]},
+            f={"type": "fixed", "name": "F", "size": 2},
+            l={"type": "array", "items": ["null", "int"]},
+            m={"type": "map", "values": "E"},
+            u=["null", "string", "int"],
+            id=logical("string", "uuid"),
+            day=logical("int", "date"),
+            at=logical("long", "timestamp-millis"),
+            of_day=logical("int", "time-millis"),
+            d=logical("bytes", "decimal", precision=4, scale=2),
+            many=logical("bytes", "decimal", precision=40, scale=2),
+            n=logical("int", "decimal", precision=4, scale=2),
+        )
     )
     row = {
         "e": "A",
@@ -75,29 +83,24 @@ def test_avro_default_is_the_value_that_its_encoding_decodes_to() -> None:
     """In a schema, bytes are text of the code points 0 to 255, and a logical type is what it annotates."""
     state = {"type": "enum", "name": "State", "symbols": ["IDLE", "LOST"]}
     part = {"name": "b", "type": {"type": "map", "values": "bytes"}, "default": {"k": "\u00fe"}}
-    local = {"type": "long", "logicalType": "local-timestamp-micros"}
+    local = logical("long", "local-timestamp-micros")
     defaults: dict[str, tuple[Any, Any, Any]] = {
         "raw": ("bytes", "\u00ff\u0001", b"\xff\x01"),
         "code": ({"type": "fixed", "name": "Code", "size": 2}, "\u00ff\u0001", b"\xff\x01"),
-        "cost": ({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}, "\u00ff", Decimal("-0.01")),
-        "day": ({"type": "int", "logicalType": "date"}, 1, dt.date(1970, 1, 2)),
-        "at": (
-            {"type": "long", "logicalType": "timestamp-millis"},
-            1000,
-            dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC),
-        ),
+        "cost": (logical("bytes", "decimal", precision=5, scale=2), "\u00ff", Decimal("-0.01")),
+        "day": (logical("int", "date"), 1, dt.date(1970, 1, 2)),
+        "at": (logical("long", "timestamp-millis"), 1000, dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)),
         "local": (["null", local], 7, dt.datetime(1970, 1, 1, 0, 0, 0, 7)),
-        "of_day": ({"type": "int", "logicalType": "time-millis"}, 1000, "00:00:01"),
+        "of_day": (logical("int", "time-millis"), 1000, "00:00:01"),
         "state": (state, "LOST", "LOST"),
         "states": ({"type": "array", "items": ["null", "State"]}, ["LOST", None], ["LOST", None]),
         "ratio": (["boolean", "double"], 2, "2.0"),
         "inner": ({"type": "record", "name": "Inner", "fields": [part]}, {}, {"b": [("k", b"\xfe")]}),
         "again": ({"type": "array", "items": "Inner"}, [{}], [{"b": [("k", b"\xfe")]}]),
     }
-    id = {"name": "id", "type": "int"}
-    old = {"type": "record", "name": "R", "fields": [id]}
+    old = record("R", id="int")
     fields = [{"name": name, "type": type, "default": text} for name, (type, text, _) in defaults.items()]
-    new = avro({**old, "fields": [id, *fields]}, old)
+    new = avro({**old, "fields": [*old["fields"], *fields]}, old)
     expected = {"id": 1, **{name: value for name, (_, _, value) in defaults.items()}}
     assert new.parse([avro(old).encode({"id": 1}), new.encode({"id": 1})]).to_pylist() == [expected, expected]
 
@@ -107,12 +110,12 @@ def test_avro_default_is_the_value_that_its_encoding_decodes_to() -> None:
     [
         ("bytes", "\u0100"),
         ({"type": "array", "items": {"type": "map", "values": "int"}}, [[]]),
-        ({"type": "int", "logicalType": "date"}, 2**31 - 1),
-        ({"type": "record", "name": "Inner", "fields": [{"name": "x", "type": "int"}]}, {}),
+        (logical("int", "date"), 2**31 - 1),
+        (record("Inner", x="int"), {}),
     ],
 )
 def test_avro_default_that_is_no_value_of_its_type_counts_as_none(type: Any, default: Any) -> None:
-    old = {"type": "record", "name": "R", "fields": []}
+    old = record("R")
     new = avro({**old, "fields": [{"name": "b", "type": type, "default": default}]}, old)
     assert new.parse([avro(old).encode({})]).to_pylist() == [None]
     with pytest.raises(ValueError, match="found no field b, expected one"):
@@ -120,9 +123,9 @@ def test_avro_default_that_is_no_value_of_its_type_counts_as_none(type: Any, def
 
 
 def test_misfit_of_avro_has_a_reason() -> None:
-    old, new = ({"type": "record", "name": "R", "fields": [{"name": "a", "type": t}]} for t in ("int", "long"))
+    old, new = (record("R", a=type) for type in ("int", "long"))
     schema, value = avro(new, old), avro(old).encode({"a": 300})
-    unknown = avro({"type": "record", "name": "S", "fields": []}).encode({})
+    unknown = avro(record("S")).encode({})
     assert schema.parse([value]).to_pylist() == [{"a": 300}]
     misfits = schema.find_misfits([value, value[:-1], value + b"\x00", unknown, b"\xc3\x01", b'{"a": 1}', None])
     assert sorted(misfits) == [1, 2, 3, 4, 5]
@@ -134,16 +137,15 @@ def test_misfit_of_avro_has_a_reason() -> None:
 
 def test_record_of_a_union_keeps_its_name_in_both_directions() -> None:
     """Card and Voucher have the same fields, so only the name says which one it is."""
-    number = {"name": "number", "type": "string"}
-    card, voucher = ({"type": "record", "name": name, "fields": [number]} for name in ("Card", "Voucher"))
+    card, voucher = (record(name, number="string") for name in ("Card", "Voucher"))
 
     def payment(*more: Any) -> dict[str, Any]:
-        later = {**voucher, "fields": [number, *more]}
+        later = {**voucher, "fields": [*voucher["fields"], *more]}
         fields = [
             {"name": "by", "type": ["null", card, later]},
             {"name": "others", "type": {"type": "array", "items": ["Card", "Voucher", "string"]}, "default": []},
             {"name": "notes", "type": {"type": "map", "values": "string"}, "default": {}},
-            {"name": "one", "type": ["null", {"type": "record", "name": "One", "fields": []}]},
+            {"name": "one", "type": ["null", record("One")]},
         ]
         return {"type": "record", "name": "Payment", "namespace": "shop", "fields": fields}
 
@@ -167,8 +169,7 @@ def test_record_of_a_union_keeps_its_name_in_both_directions() -> None:
         before.encode({"by": {"-type": "shop.Voucher", "number": 7}})
 
 
-def logical(type: str, name: str, **more: Any) -> dict[str, Any]:
-    return {"type": type, "logicalType": name, **more}
+# -- a value is encoded without a loss, or refused --------------------------------------------------------
 
 
 NOON = dt.datetime(2024, 5, 1, 12)
@@ -207,9 +208,7 @@ AVRO_LEAVES: list[tuple[Any, list[Any], list[tuple[Any, str]]]] = [
 @pytest.mark.parametrize(("type", "values", "misfits"), AVRO_LEAVES)
 def test_avro_encoding_changes_no_value(type: Any, values: list[Any], misfits: list[tuple[Any, str]]) -> None:
     """fastavro alone writes true for any object, 5 for 5.5, infinity for 1e39, and takes a time as one of its zone."""
-    item = {"type": "record", "name": "I", "fields": [{"name": "x", "type": type}]}
-    fields = [{"name": "a", "type": {"type": "array", "items": item}}]
-    schema = avro({"type": "record", "name": "R", "fields": fields})
+    schema = avro(record("R", a={"type": "array", "items": record("I", x=type)}))
     row = {"a": [{"x": value} for value in values]}
     assert schema.decode(schema.encode(row)) == row
     for value, found in misfits:
@@ -245,8 +244,7 @@ def test_avro_decimal_of_more_digits_does_not_fit() -> None:
             assert ("a decimal with more digits" in found.get(0, "")) == (digits > precision)
 
 
-def record(name: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "record", "name": name, "fields": [{"name": n, "type": type} for n, type in fields.items()]}
+# -- unions and records -----------------------------------------------------------------------------------
 
 
 MAYBE = ["null", "int"]
@@ -270,7 +268,7 @@ DAY = logical("int", "date")
 )
 def test_value_of_an_avro_union_is_of_the_branch_that_gives_it_back(union: Any, values: list[Any]) -> None:
     """fastavro takes the first branch that can write a value: 1.0 for 1, and a day for the number of one."""
-    schema = avro({"type": "record", "name": "T", "fields": [{"name": "v", "type": union}]})
+    schema = avro(record("T", v=union))
     for value in values:
         for given in ({"v": value}, {"v": np.array(value)[()]} if type(value) in (int, float, bool) else {"v": value}):
             assert repr(schema.decode(schema.encode(given))) == repr({"v": value})
@@ -312,7 +310,7 @@ def test_decoded_values_of_another_branch_are_no_misfit() -> None:
 
 
 def test_avro_encoding_refuses_undeclared_fields_and_fills_in_defaults() -> None:
-    inner = {"type": "record", "name": "S", "fields": [{"name": "x", "type": ["int", "null"]}]}
+    inner = record("S", x=["int", "null"])
     fields = [{"name": "a", "type": "int"}, {"name": "b", "type": "int", "default": 3}]
     fields += [{"name": "c", "type": ["null", inner]}, {"name": "d", "type": {"type": "array", "items": "S"}}]
     schema = avro({"type": "record", "name": "R", "fields": fields})
@@ -324,21 +322,23 @@ def test_avro_encoding_refuses_undeclared_fields_and_fills_in_defaults() -> None
             schema.encode(row)
 
 
+# -- values as JSON text ----------------------------------------------------------------------------------
+
+
 def test_avro_values_are_written_and_read_as_json() -> None:
     types = {
-        "at": {"type": "long", "logicalType": "timestamp-micros"},
-        "day": {"type": "int", "logicalType": "date"},
-        "price": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2},
+        "at": logical("long", "timestamp-micros"),
+        "day": logical("int", "date"),
+        "price": logical("bytes", "decimal", precision=6, scale=2),
         "raw": "bytes",
         "any": ["null", "string", "long"],
         "many": {"type": "array", "items": {"type": "map", "values": "bytes"}},
-        "of_day": ["null", {"type": "int", "logicalType": "time-millis"}],
-        "digits": {"type": "bytes", "logicalType": "decimal", "precision": 40, "scale": 2},
-        "exact": {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2},
+        "of_day": ["null", logical("int", "time-millis")],
+        "digits": logical("bytes", "decimal", precision=40, scale=2),
+        "exact": logical("bytes", "decimal", precision=38, scale=2),
         "ratio": ["null", "double", "string"],
     }
-    schema = {"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in types.items()]}
-    topic = open_topic_schema("t", lambda: [SchemaVersion(1, "avro", json.dumps(schema), 1)], None)
+    topic = open_topic_schema("t", lambda: [SchemaVersion(1, "avro", json.dumps(record("R", **types)), 1)], None)
     row = {
         "at": "2024-05-01T12:00:00.000001Z",
         "day": "2024-05-01",

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.served import new_name, served, until, values
+from unit.served import CONFIG, new_name, served, until, values
 
+import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.options import RebalanceListener
 from lakemq.errors import IllegalState, UnknownServerError
@@ -56,12 +57,11 @@ class InterruptedListener(RebalanceListener):
 
 @pytest.mark.parametrize("call", ["close", "unsubscribe"])
 def test_ctrl_c_in_listener_ends_leave_without_answer(tmp_path: Path, call: str) -> None:
-    with served(tmp_path) as mq:
-        mq.topics.create("t")
-        consumer = mq.consumer("g", topics=["t"], protocol="cooperative", listener=InterruptedListener())
-        until(lambda: bool(consumer.poll().outcome and consumer.assignment()))
-        for serving in mq._open.serving:
-            serving.close()
+    with lakemq.connect(tmp_path / "mq", create=True, config=CONFIG) as mq:
+        with mq.serving():
+            mq.topics.create("t")
+            consumer = mq.consumer("g", topics=["t"], protocol="cooperative", listener=InterruptedListener())
+            until(lambda: bool(consumer.poll().outcome and consumer.assignment()))
         began_s = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             getattr(consumer, call)()

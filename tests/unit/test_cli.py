@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app, move_global_options_first
 from lakemq.jobs.commands.shared.examples import EXAMPLES
+from lakemq.jobs.commands.shared.rows import PIECE_BYTES, PIECE_ROWS
 from lakemq.jobs.output import Output, message_records, print_records
 
 pytestmark = pytest.mark.slow
@@ -209,28 +211,23 @@ def test_rows_that_cannot_be_messages_are_counted_on_stderr(lake: Lakemq, mq: Co
     assert [m["value"] for m in fetched(mq, "refusing")] == ["good"]
 
 
-def test_large_file_is_published_in_order(
-    lake: Lakemq, mq: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("lakemq.jobs.commands.shared.rows.PIECE_BYTES", 1000)
+def test_large_file_is_published_in_order(lake: Lakemq, mq: Connection, tmp_path: Path) -> None:
     mq.topics.create("pieces")
     file = tmp_path / "numbers.jsonl"
-    file.write_text("".join(f"{i}\n" for i in range(1500)))
+    file.write_text("".join(f"{i:6000}\n" for i in range(1500)))
+    assert file.stat().st_size > 2 * PIECE_BYTES
     (result,) = objects(lake("publish", str(file), "--topic", "pieces", "--output", "json"))
     assert result["messages"] == 1500
     assert [int(m["value"]) for m in fetched(mq, "pieces")] == list(range(1500))
 
 
-def test_publish_counts_messages_sent_before_an_error(
-    lake: Lakemq, mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lakemq.jobs.commands.shared.rows.PIECE_ROWS", 2)
+def test_publish_counts_messages_sent_before_an_error(lake: Lakemq, mq: Connection) -> None:
     mq.topics.create("half")
-    result = lake("publish", "--topic", "half", stdin=b"1\n2\n3\n4\nfive\n", code=5)
-    told = result.stderr.splitlines()
-    assert told[1].startswith("INVALID_RECORD: Line 5 is not JSON")
-    assert told[0] == "messages published before the error: 4"
-    assert [m["value"] for m in fetched(mq, "half")] == ["1", "2", "3", "4"]
+    lines = b"1\n2\n" * PIECE_ROWS + b"five\n"
+    published, error, *_ = lake("publish", "--topic", "half", stdin=lines, code=5).stderr.splitlines()
+    assert published == f"messages published before the error: {2 * PIECE_ROWS}"
+    assert error.startswith(f"INVALID_RECORD: Line {2 * PIECE_ROWS + 1} is not JSON")
+    assert mq.end_offsets("half") == {0: 2 * PIECE_ROWS}
 
 
 def test_output_of_fetch_can_be_published_again(lake: Lakemq, mq: Connection) -> None:
@@ -297,11 +294,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("output", [Output.csv, Output.json])
-def test_control_characters_of_a_message_do_not_reach_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, output: Output
-) -> None:
-    monkeypatch.setattr("sys.stdout", terminal := Terminal())
-    print_records([{"value": "a\x1b[31m\x9b1m\u202eb"}], output, ["value"])
+def test_control_characters_of_a_message_do_not_reach_a_terminal(output: Output) -> None:
+    with redirect_stdout(Terminal()) as terminal:
+        print_records([{"value": "a\x1b[31m\x9b1m\u202eb"}], output, ["value"])
     assert terminal.getvalue().replace("\n", "").isprintable()
 
 

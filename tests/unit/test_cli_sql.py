@@ -60,6 +60,9 @@ def run(
     return CliRunner().invoke(app, options, input=stdin)
 
 
+# -- a query sees the tables and views as of one watermark ------------------------------------------------
+
+
 def test_duckdb_shows_every_table_as_stored(mq: Connection) -> None:
     connection = connect_duckdb(mq.namespace)
     shown = {name for (name,) in connection.execute("SHOW TABLES").fetchall()}
@@ -176,6 +179,9 @@ def test_snapshot_starts_over_when_a_merge_has_removed_the_watermarks_step(
     assert take_snapshot(mq.namespace.store).watermark.step == real(mq.namespace.store).step
 
 
+# -- a query says that steps are missing, and waits for them where asked ----------------------------------
+
+
 @pytest.fixture
 def unprojected(tmp_path: Path) -> Path:
     """A namespace whose only message was decided by a sequencer that ended without projecting it."""
@@ -279,6 +285,9 @@ def test_counts_of_offsets_records_and_committed_records_differ(tmp_path: Path) 
         until(lambda: list(run_query(mq.namespace, query)[1]) == [(records, committed + 1)])
 
 
+# -- a query reads the past -------------------------------------------------------------------------------
+
+
 def test_sql_as_of_a_step_or_time_reads_the_state_then(tmp_path: Path) -> None:
     with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
         mq.topics.create("t")
@@ -360,6 +369,9 @@ def test_sql_as_of_a_step_before_a_merge_is_refused(tmp_path: Path) -> None:
     result = run(mq, query, as_of=str(step - 1))
     assert (result.exit_code, result.stderr.partition(":")[0]) == (1, "STEP_TOO_OLD")
     assert run(mq, query, as_of=str(step)).exit_code == 0
+
+
+# -- DuckDB computes what Spark computes, or refuses ------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import html
 import json
 import re
-import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -97,6 +97,9 @@ def test_every_link_of_a_page_leads_to_a_page(browser: Browser) -> None:
     assert not broken
 
 
+# -- topics and groups, as SQL and the commands show them -------------------------------------------------
+
+
 def test_overview_of_the_console_equals_sql(busy: BusyNamespace, browser: Browser) -> None:
     shown = facts(browser.get("/"))
     state = busy.mq.state()
@@ -162,6 +165,9 @@ def test_a_group_shows_who_owns_what(busy: BusyNamespace, browser: Browser) -> N
     assert facts(page)["unacknowledged"] == str(unacknowledged)
     assert len(re.findall(r'<rect class="c0"', page)) == len(owned), "the picture of owners has a bar per partition"
     assert [row[0] for row in table_rows(page, "Members")] == [row["owner"] for row in owned[:1]]
+
+
+# -- messages are found, and tails follow a topic ---------------------------------------------------------
 
 
 def test_messages_are_found_by_offset_time_and_key(busy: BusyNamespace, browser: Browser) -> None:
@@ -264,14 +270,13 @@ def test_a_tail_that_has_no_time_shows_the_newest_of_each_partition(
     busy.mq.topics.delete("busy")
 
 
-def test_tail_is_refused_while_too_many_pages_follow_topics(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = threading.Semaphore(1)
-    monkeypatch.setattr(messages, "LOOKS", looks)
-    for _ in range(2):
-        browser.get("/tail", topic=ORDERS)
-        browser.get("/tail", 404, topic="missing")
-    with looks:
+def test_tail_is_refused_while_too_many_pages_follow_topics(browser: Browser) -> None:
+    with ExitStack() as looks:
+        while messages.LOOKS.acquire(blocking=False):
+            looks.callback(messages.LOOKS.release)
         assert notices(browser.get("/tail", 503, topic=ORDERS))[0].startswith("Too many pages follow topics now.")
+    for _ in range(9):  # each look ends, also one that finds no topic
+        browser.get("/tail", 404, topic="missing")
     browser.get("/tail", topic=ORDERS)
 
 
@@ -301,6 +306,9 @@ def test_a_message_is_decoded_by_the_schema_of_its_topic(busy: BusyNamespace, br
         browser.get("/message", topic="typed", partition=0, offset=0, **{"as": "hex"})
     )
     busy.mq.topics.delete("typed")
+
+
+# -- nothing that others wrote runs -----------------------------------------------------------------------
 
 
 def test_a_payload_is_shown_and_never_run(busy: BusyNamespace, browser: Browser) -> None:
@@ -336,6 +344,9 @@ def test_an_open_transaction_is_shown_with_what_it_holds_up(browser: Browser) ->
     (row,) = table_rows(browser.get("/transactions", state="Ongoing"), "Transactional ids")
     assert (row[0], row[1], row[5]) == ("shipper", "Ongoing", "shipped-0")
     assert table_rows(browser.get("/transactions", state="CompleteAbort"), "Transactional ids") == []
+
+
+# -- queries are bounded, and each fails alone ------------------------------------------------------------
 
 
 @pytest.mark.extended
@@ -382,6 +393,9 @@ def test_first_1000_rows_of_a_long_result_are_shown(browser: Browser) -> None:
 def test_doctor_page_examines_when_its_form_is_sent(browser: Browser) -> None:
     checks = table_rows(browser.submit(browser.get("/doctor"), "/doctor"), "Checks")
     assert {"sequencer", "mailbox", "data files"} <= {row[0] for row in checks if row[1] == "ok"}
+
+
+# -- inputs of pages --------------------------------------------------------------------------------------
 
 
 def test_inputs_outside_their_bounds_are_refused(browser: Browser) -> None:

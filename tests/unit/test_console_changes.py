@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 from unit.browsing import Browser, notices, open_browser, table_rows
 from unit.busy_namespace import ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace
-from unit.served import served, until, values
+from unit.served import CONFIG, served, until, values
 
+import lakemq
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
 from lakemq.engine.protocol.codec.beat import OverdueMember, encode_overdue_members
 from lakemq.jobs.console.changes import CHANGES, LONGEST_TEXT, list_cures
@@ -59,6 +60,9 @@ def read_changeable(busy: BusyNamespace) -> tuple[object, ...]:
         [topic.topic for topic in mq.topics.list()],
         mq.groups.describe(WORKERS).settings,
     )
+
+
+# -- a change needs permission and a confirmation ---------------------------------------------------------
 
 
 def test_every_change_of_the_console_has_a_case() -> None:
@@ -129,6 +133,9 @@ def test_a_change_is_listed_with_the_name_of_the_token_and_the_address(
             assert newest[3].startswith(f"console-{name}-127.0.0.1-")
             assert f"{60_000 * minutes}" in newest[4]
             assert table_rows(visitor.get("/changes", text="no such text"), "Changes, newest first") == []
+
+
+# -- each change does what its page says ------------------------------------------------------------------
 
 
 def test_console_creates_publishes_to_widens_and_empties_a_topic(busy: BusyNamespace, browser: Browser) -> None:
@@ -277,6 +284,9 @@ def test_a_group_offers_the_changes_that_end_its_waits(busy: BusyNamespace, brow
         OverdueNotes(mq.namespace.files).clear()
 
 
+# -- what is refused --------------------------------------------------------------------------------------
+
+
 def test_bad_inputs_of_changes_are_refused(browser: Browser) -> None:
     for name, inputs, reason in (
         ("alter-topic", {"topic": ORDERS, "setting": "nosuch", "value": "1"}, "There is no setting"),
@@ -323,13 +333,11 @@ def test_a_form_changes_no_other_namespace_that_has_come_to_its_address(
 
 
 def test_nothing_can_be_changed_without_a_sequencer(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with served(tmp_path_factory.mktemp("alone")) as mq:
-        mq.topics.create("t")
-        mq.publish("t", pa.table({"value": ["1"]}))
-        with open_browser(mq) as visitor:
+    with lakemq.connect(tmp_path_factory.mktemp("alone") / "mq", create=True, config=CONFIG) as mq:
+        with mq.serving(), open_browser(mq) as visitor:
+            mq.topics.create("t")
+            mq.publish("t", pa.table({"value": ["1"]}))
             assert notices(visitor.get("/"))[0].startswith("All is well")
-        for serving in mq._open.serving:
-            serving.close()
         until(lambda: not mq.state().leader)
         with open_browser(mq, allow_changes=True) as visitor:
             page = visitor.get("/change/alter-topic", 409, topic="t", setting="retention.ms", value="1")

@@ -109,7 +109,7 @@ def test_oversized_requests_are_refused() -> None:
     assert ask(settings, "POST", content=endless()).status_code == 413
 
 
-def test_forms_come_from_the_console_itself() -> None:
+def test_form_of_another_site_is_refused() -> None:
     for headers, status in (
         ({}, 200),
         ({"Origin": "http://localhost:8080"}, 200),
@@ -160,7 +160,7 @@ def test_a_token_is_needed_where_others_can_reach_the_console(tmp_path: Path, mo
     assert TOKEN not in repr(make_settings("0.0.0.0", 8080, None, False))
 
 
-def test_visitors_are_known_by_the_names_of_their_tokens(tmp_path: Path) -> None:
+def test_visitor_has_the_name_of_its_token(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"alice {TOKEN}\n\nbob {TOKEN[::-1]}\n{TOKEN * 2}\n")
     settings = make_settings("0.0.0.0", 8080, file, True)
@@ -240,7 +240,7 @@ def test_addresses_of_namespaces_have_distinct_names_in_any_order(namespaces: li
 
 
 @pytest.mark.slow
-def test_a_visitor_logs_in_once(mq: Connection) -> None:
+def test_visitor_sees_nothing_before_the_login(mq: Connection) -> None:
     with open_browser(mq, token=TOKEN) as visitor:
         page = visitor.get("/topics")
         assert "token of this console" in page

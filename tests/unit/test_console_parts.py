@@ -106,13 +106,7 @@ HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa
     ("header", "rows"), [("a", [1, 3, 4]), ("a=1", [1, 4]), ("a=", [3]), ("b=2", [1]), ("b", [1, 4]), ("c", [])]
 )
 def test_header_filter_finds_each_message_once_in_all_chunks(header: str, rows: list[int]) -> None:
-    headers = [
-        None,
-        [("a", b"1"), ("b", b"2"), ("a", b"1")],
-        [],
-        [("a", b"")],
-        [("b", None), ("a", b"1")],
-    ]
+    headers = [None, [("a", b"1"), ("b", b"2"), ("a", b"1")], [], [("a", b"")], [("b", None), ("a", b"1")]]
     pairs = [None if row is None else [{"key": key, "value": value} for key, value in row] for row in headers]
     chunks = [pa.array(part, HEADERS) for part in (pairs[:2], pairs)]
     messages = pa.table({"row": [-2, -1, *range(5)], "headers": pa.chunked_array(chunks)}).slice(2)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from unit.consuming import add, texts
+from unit.consuming import act_before_fetch, add, texts
 from unit.served import CONFIG, new_name, new_topic, values
 
 import lakemq
@@ -207,15 +207,12 @@ def test_position_below_the_log_start_moves_as_the_reset_says(
 def test_poll_continues_when_messages_are_deleted_meanwhile(mq: Connection, group: str):
     topic = create_filled_topic(mq, 4)
     with mq.consumer(group, assign=[topic]) as consumer:
-        fetch = consumer._parts.fetcher.fetch
 
-        def delete_and_fetch(*args: Any, **options: Any) -> Any:
-            consumer._parts.fetcher.fetch = fetch
+        def delete() -> None:
             mq.topics.delete_records(topic, {0: 2})
             values(mq, topic)  # another reader of the connection sees that the messages are gone
-            return fetch(*args, **options)
 
-        consumer._parts.fetcher.fetch = delete_and_fetch
+        act_before_fetch(consumer, delete)
         assert texts(consumer.poll(timeout_ms=5_000)) == ["0.2", "0.3"]
 
 

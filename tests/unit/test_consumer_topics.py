@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from unit.consuming import texts
+from unit.consuming import act_before_fetch, texts
 from unit.served import new_name, new_topic, read_committed_offset, send, values
 
 from lakemq.engine.client.connection import Connection
@@ -64,16 +64,13 @@ def test_topic_recreated_during_a_fetch_is_read_from_its_start(mq: Connection, g
     topic = new_topic(mq, 2)
     send(mq, topic, "old 0", "old 1", partition=1)
     with mq.consumer(group, assign=[topic]) as consumer:
-        fetch = consumer._parts.fetcher.fetch
 
-        def recreate_and_fetch(*args: Any, **options: Any) -> Any:
-            consumer._parts.fetcher.fetch = fetch
+        def recreate() -> None:
             recreate_topic(mq, topic, "new 0", "new 1")
             values(mq, topic)  # another reader of the connection sees the new topic
-            return fetch(*args, **options)
 
         consumer.poll(max_records=1)
-        consumer._parts.fetcher.fetch = recreate_and_fetch
+        act_before_fetch(consumer, recreate)
         batch = consumer.poll()
         assert (texts(batch), batch.offsets) == (["new 0", "new 1"], {(topic, 0): 2})
 

@@ -11,7 +11,7 @@ from clocks import HastyClock, ManualClock
 from decided import read_steps
 from protocol_harness import letter_bytes
 from unit.desk import Desk
-from unit.served import CONFIG, new_name, new_topic, until, values
+from unit.served import CONFIG, find_lines, new_name, new_topic, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -69,10 +69,7 @@ def test_an_idle_connection_keeps_neither_line_nor_thread(tmp_path: Path, monkey
 
     with lakemq.connect(tmp_path / "mq", create=True, config=CONFIG) as mq, mq.serving() as serving:
         mq.topics.create("t")
-        term = serving.sequencer._term
-        assert term is not None
-        assert term.lines is not None
-        lines = term.lines.table
+        lines = find_lines(serving.sequencer).table
         until(has_rested)
         for _ in range(5):
             lakemq.connect(mq.namespace.path).topics.alter("t", {"max.message.bytes": 1_000})
@@ -322,8 +319,7 @@ def led(tmp_path: Path) -> Iterator[tuple[Connection, Sequencer]]:
 @pytest.mark.parametrize("carriers", ["line first", "mailbox first", "both at once", "client forgotten"])
 def test_letter_on_line_and_in_mailbox_is_decided_once(led: tuple[Connection, Sequencer], carriers: str) -> None:
     mq, sequencer = led
-    lines = sequencer._term.lines  # type: ignore[union-attr]
-    assert lines is not None
+    lines = find_lines(sequencer)
     topic, client_id = new_name("once"), "c1"
     body = letter_of(client_id, 1, topic)
     line = DirectLine(mq.namespace.files, mq.namespace.namespace_id, MovableClock())
@@ -345,7 +341,7 @@ def test_letter_on_line_and_in_mailbox_is_decided_once(led: tuple[Connection, Se
     for _ in range(3):
         sequencer.step()
     sender.join()
-    assert [name for name in topics_created(sequencer) if name == topic] == [topic]
+    assert [name for name in list_created_topics(mq) if name == topic] == [topic]
     line.close()
 
 
@@ -353,7 +349,7 @@ def letter_of(client_id: str, number: int, topic: str) -> bytes:
     return letter_bytes(Letter(client_id, number, [CreateTopic(topic, 1)], 0))
 
 
-def topics_created(sequencer: Sequencer) -> list[str]:
-    steps = read_steps(sequencer._ns.store)
+def list_created_topics(mq: Connection) -> list[str]:
+    steps = read_steps(mq.namespace.store)
     records = [entry.record for step in steps for entry in step.entries]
     return [record.topic for record in records if isinstance(record, TopicCreated)]

@@ -20,7 +20,7 @@ from lakemq.engine.client.fetch.log_reader import StepRows
 from lakemq.engine.client.fetch.lookup import PLAN_SCHEMA
 from lakemq.engine.client.fetch.plan import FetchPlan
 from lakemq.engine.client.fetch.rows import RowGroupCache
-from lakemq.engine.namespace.data_file import new_data_file, write_data_file
+from lakemq.engine.namespace.data_file import new_data_file
 from lakemq.engine.protocol.codec.letter import encode_rows
 from lakemq.errors import FileTruncated
 from lakemq.tables.specs.messages import BODY_SCHEMA, SEQUENCERS_FILES
@@ -85,8 +85,10 @@ def test_riding_part_with_missing_rows_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_both_ways_to_join_ranges_return_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, chance = LocalFiles(str(tmp_path)), random.Random(11)
-    monkeypatch.setattr("lakemq.engine.namespace.data_file.ROW_GROUP_ROWS", 40)
-    footer = write_data_file(files, OTHER, make_body(0, 300)).footer_hash
+    with new_data_file(files, OTHER) as writer:
+        for first in range(0, 300, 40):
+            writer.write(make_body(first, min(40, 300 - first)))
+    footer = writer.written(files).footer_hash
     riding = make_parts(*((first, first + 6) for first in range(0, 300, 6)))
     for _ in range(15):
         ranges = []

@@ -68,6 +68,9 @@ def list_files(path: Path) -> list[str]:
     return DeltaTable(str(path / "final_messages")).file_uris()
 
 
+# -- what becomes final, and what holds up its topic alone ------------------------------------------------
+
+
 def test_rows_that_pack_well_are_written_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of a file are in memory."""
     monkeypatch.setattr(final_files, "FILE_BYTES", 1 << 20)
@@ -161,7 +164,7 @@ def test_name_of_a_header_that_is_not_utf_8_is_shown_with_a_replacement_characte
 
 def show_in_console(mq: Connection, topic: str) -> str:
     """Return the page of the first message of a topic. Check that the topic has its other pages."""
-    with open_browser(mq, next(iter(mq._open.serving))) as browser:
+    with open_browser(mq) as browser:
         for path in ("/messages", "/tail"):
             browser.get(path, topic=topic)
         return browser.get("/message", topic=topic, partition=0, offset=0)
@@ -205,6 +208,9 @@ def test_published_file_with_a_damaged_page_holds_up_its_topic_alone(tmp_path: P
                 content = file.read_bytes()
                 file.write_bytes(content[:4] + bytes(byte ^ 255 for byte in content[4:-2000]) + content[-2000:])
         assert {written.topic_id for written in write_final_files(mq)} == {mq.state().topic("b").topic_id}
+
+
+# -- files of the table: damaged, ordered, merged ---------------------------------------------------------
 
 
 @pytest.mark.extended
@@ -283,6 +289,9 @@ def test_new_leader_merges_files_that_were_final_before(tmp_path: Path, mq_clock
 
         wait_until(is_merged, "merges", PATIENCE_S)
         check_final_messages(mq)
+
+
+# -- a reader cannot tell which table it reads a message from ---------------------------------------------
 
 
 def write_all_kinds(mq: lakemq.Connection) -> None:
@@ -398,6 +407,9 @@ def test_published_files_go_when_their_messages_are_read_from_final_ones(
     assert make_checks(mq, mq.observer())["data files"]().ok
 
 
+# -- a file that is missing holds up its own messages -----------------------------------------------------
+
+
 @pytest.mark.extended
 def test_missing_file_holds_up_its_own_messages_alone(
     mq: Connection, mq_clock: MovableClock, monkeypatch: pytest.MonkeyPatch
@@ -462,6 +474,9 @@ def test_missing_file_that_is_back_is_shown_once_after_later_messages_were_delet
         assert shown == [{"topic": "a", "value": b"a1"}]
 
 
+# -- dead letters and retention ---------------------------------------------------------------------------
+
+
 @pytest.mark.extended
 def test_rejected_final_message_becomes_a_dead_letter_and_is_redriven(mq: Connection, mq_clock: MovableClock) -> None:
     mq.groups.create("g", {"group.protocol": "queue"})
@@ -504,6 +519,9 @@ def test_retention_by_size_counts_final_files(mq: Connection, mq_clock: MovableC
     until(check)
     read_from_final_files(mq, mq_clock)
     check_final_messages(mq)
+
+
+# -- the doctor -------------------------------------------------------------------------------------------
 
 
 def test_doctor_finds_messages_that_do_not_become_final(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ class Stream:
         writer.commit(write_parts(writer, parts), batch_id)
 
 
+# -- rows become messages ---------------------------------------------------------------------------------
+
+
 def test_rows_are_published_in_the_order_of_their_tasks(mq: Connection, topic: str) -> None:
     write(mq, table("a", "b"), table(), table("c"), topic=topic)
     assert values(mq, topic) == ["a", "b", "c"]
@@ -108,6 +111,9 @@ def test_rejected_rows_fail_the_write_or_are_logged(
     assert values(mq, topic) == ["a", "a", "b"]
 
 
+# -- a repeated write is published once -------------------------------------------------------------------
+
+
 def test_batch_with_a_version_is_published_once(mq: Connection, topic: str) -> None:
     for version in ("1", "1", "2", "1"):
         write(mq, table(f"v{version}"), topic=topic, txnAppId="nightly", txnVersion=version)
@@ -137,6 +143,9 @@ def test_file_of_a_task_that_ran_twice_is_published_once(mq: Connection, topic: 
     _, second = write_parts(writer, (table("a"), table("a")))  # a task that ran twice
     writer.commit([second])
     assert values(mq, topic) == ["a"]
+
+
+# -- what is refused, and when ----------------------------------------------------------------------------
 
 
 def test_topic_that_changed_during_the_write_fails_it(mq: Connection, topic: str) -> None:

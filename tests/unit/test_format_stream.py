@@ -60,6 +60,9 @@ def query(mq: Connection) -> Callable[..., Any]:
     return start
 
 
+# -- a batch that is repeated has the same messages -------------------------------------------------------
+
+
 def test_stream_begins_at_the_end_and_its_checkpoint_keeps_the_place(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, "before")
     checkpoint: list[str] = []
@@ -111,6 +114,9 @@ def test_offsets_of_a_batch_are_valid_starting_offsets(mq: Connection, topic: st
         assert stream.reader.reportLatestOffset()["offsets"] == {topic: {"0": 2}}
     with query(subscribe=topic, startingOffsets=json.dumps(offset["offsets"])) as stream:
         assert stream.batch() == []
+
+
+# -- topics and offsets that change under a stream --------------------------------------------------------
 
 
 def test_new_partitions_and_topics_are_read_from_their_start(mq: Connection, query: Any) -> None:
@@ -196,6 +202,9 @@ def test_starting_offsets_that_do_not_exist_are_refused(mq: Connection, topic: s
         stream.batch()
 
 
+# -- when a batch begins and ends -------------------------------------------------------------------------
+
+
 def test_available_now_ends_with_the_messages_of_its_start(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, "a", "b", "c")
     limits = {"maxOffsetsPerTrigger": "2", "minOffsetsPerTrigger": "2"}
@@ -245,6 +254,9 @@ def test_repeated_batch_waits_for_messages_that_are_not_committed_yet(mq: Connec
         assert stream.again() == ["open"]
         send(mq, topic, "more")
         assert stream.batch() == ["more"]
+
+
+# -- offsets of a group -----------------------------------------------------------------------------------
 
 
 def test_group_gets_the_offsets_of_a_finished_batch(mq: Connection, topic: str, group: str, query: Any) -> None:

@@ -43,8 +43,8 @@ class Office:
     def __init__(self, folder: Path, most: int = 50, most_bytes: int = 64 << 20, **faults: str | int) -> None:
         self.files = FaultyFiles(str(folder), **faults)  # type: ignore[arg-type]
         self.mailbox, self.clock, self.state = Mailbox(self.files), ManualClock(), State()
-        config = EngineConfig({"step.max.letters": most, "step.max.bytes": most_bytes, "request.gap.ms": GAP_MS})
-        self.intake = Intake(self.mailbox, config, self.clock)
+        self.config = EngineConfig({"step.max.letters": most, "step.max.bytes": most_bytes, "request.gap.ms": GAP_MS})
+        self.intake = Intake(self.mailbox, self.config, self.clock)
         self.decided: list[tuple[str, int]] = []
 
     def put(self, client_id: str, number: int, coarse_s: int = 0, namespace_id: str = "") -> LetterName:
@@ -239,6 +239,12 @@ class LineOffice(Office):
         self.table = LineTable(self.clock, lambda: None)
         self._sockets: list[socket.socket] = []
 
+    def list_at_pace(self) -> ListingPace:
+        """Let steps list the mailbox now and then only, as on an object store."""
+        pace = ListingPace(self.clock)
+        self.intake = Intake(self.mailbox, self.config, self.clock, pace)
+        return pace
+
     def connect(self, client_id: str) -> Line:
         client_end, end = socket.socketpair()
         end.setblocking(False)
@@ -340,7 +346,7 @@ def test_an_empty_mailbox_is_listed_every_one_to_five_seconds() -> None:
 
 
 def test_a_step_that_is_not_due_takes_letters_of_lines_only(office: LineOffice) -> None:
-    office.intake._listing_pace = ListingPace(office.clock)
+    office.list_at_pace()
     line = office.connect("c1")
     decide(office, office.take_letters())
     office.put("c2", 1)
@@ -356,7 +362,7 @@ def test_a_step_that_is_not_due_takes_letters_of_lines_only(office: LineOffice) 
 
 
 def test_letters_that_wait_for_an_earlier_one_are_looked_for_in_each_step(office: LineOffice) -> None:
-    office.intake._listing_pace = pace = ListingPace(office.clock)
+    pace = office.list_at_pace()
     office.connect("c1")
     office.put("c2", 2)
     assert office.take_letters().gaps

@@ -10,13 +10,7 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules.reconciling import find_groups_without_target
 from lakemq.engine.protocol.rules.timers import Time
-from lakemq.engine.protocol.values.groups import (
-    Assigned,
-    ConfigureGroup,
-    JoinGroup,
-    LeaveGroup,
-    ReleasePartitions,
-)
+from lakemq.engine.protocol.values.groups import Assigned, ConfigureGroup, JoinGroup, LeaveGroup, ReleasePartitions
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
 
 BY_TOPIC = ("topics", "topic_ids", "unified_names")

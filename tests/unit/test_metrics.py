@@ -111,6 +111,9 @@ def test_a_scrape_says_what_the_commands_say(busy: BusyNamespace, scrape: Callab
     assert total(values, "lakemq_scrape_failed") == 0
 
 
+# -- names in the dashboard, the alerts and the page ------------------------------------------------------
+
+
 def test_the_dashboard_and_the_alerts_name_only_metrics_that_exist(scrape: Callable[[], str]) -> None:
     text = scrape()
     names = {name for name, _ in samples(text)} | set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
@@ -143,6 +146,9 @@ def test_the_page_lists_every_metric_and_no_other(scrape: Callable[[], str]) -> 
     suffix = {"counter": "_total", "info": "_info"}
     exposed = {f.name + suffix.get(f.type, "") for f in families if f.name.startswith("lakemq_")}
     assert listed == exposed
+
+
+# -- what a scrape costs, and what it survives ------------------------------------------------------------
 
 
 def test_scrapes_within_a_second_share_one_reading(busy: BusyNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,14 +241,8 @@ def test_starting_consumer_waits_no_longer_for_a_member_that_makes_progress() ->
     world.publish({0: 6})
     accept_first = hold_messages_elsewhere(world)
     consumer = world.consumer()
-    begun_ms, rest = world.clock.ms, consumer._reader.rest
-
-    def rest_while_the_other_works(poll_ms: int, most_ms: int) -> None:
-        rest(poll_ms, most_ms)
-        if world.clock.ms == begun_ms + 5_000:
-            accept_first()
-
-    consumer._reader.rest = rest_while_the_other_works  # type: ignore[method-assign]
+    works_at_ms = world.clock.ms + 5_000
+    world.after_rest = lambda: accept_first() if world.clock.ms == works_at_ms else None
     assert time_poll(world, consumer) == 5_000
 
 

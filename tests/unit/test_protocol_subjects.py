@@ -8,38 +8,13 @@ import pytest
 from lakemq.engine.client.transactions.state import PHASE_TRANSITIONS, Phase, PhaseEvent
 from lakemq.engine.protocol import machine, projection
 from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, PartitionEvent, PartitionStatus
-from lakemq.engine.protocol.values.base import (
-    Transitions,
-    log_defect,
-)
-from lakemq.engine.protocol.values.delays import (
-    DELAY_TRANSITIONS,
-    DelayEvent,
-    DelayStatus,
-)
-from lakemq.engine.protocol.values.deliveries import (
-    DELIVERY_TRANSITIONS,
-    DeliveryEvent,
-    DeliveryStatus,
-)
-from lakemq.engine.protocol.values.schedules import (
-    SCHEDULE_TRANSITIONS,
-    ScheduleEvent,
-    ScheduleStatus,
-)
+from lakemq.engine.protocol.values.base import Transitions, log_defect
+from lakemq.engine.protocol.values.delays import DELAY_TRANSITIONS, DelayEvent, DelayStatus
+from lakemq.engine.protocol.values.deliveries import DELIVERY_TRANSITIONS, DeliveryEvent, DeliveryStatus
+from lakemq.engine.protocol.values.schedules import SCHEDULE_TRANSITIONS, ScheduleEvent, ScheduleStatus
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.protocol.values.topics import (
-    LOG_TRANSITIONS,
-    LogEvent,
-    LogStatus,
-    PartitionsEnded,
-    TopicCreated,
-)
-from lakemq.engine.protocol.values.transactions import (
-    TRANSACTION_TRANSITIONS,
-    TransactionEvent,
-    TransactionStatus,
-)
+from lakemq.engine.protocol.values.topics import LOG_TRANSITIONS, LogEvent, LogStatus, PartitionsEnded, TopicCreated
+from lakemq.engine.protocol.values.transactions import TRANSACTION_TRANSITIONS, TransactionEvent, TransactionStatus
 from lakemq.tables.specs.registry import TABLES
 
 

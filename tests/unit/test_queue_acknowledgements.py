@@ -3,12 +3,7 @@
 from typing import Any
 
 import pytest
-from unit.consuming import (
-    add,
-    join_queue_group,
-    read_deliveries,
-    take_messages,
-)
+from unit.consuming import add, join_queue_group, read_deliveries, take_messages
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection

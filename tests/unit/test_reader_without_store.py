@@ -27,7 +27,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 
 
 @pytest.mark.parametrize(("missing", "error"), [("segments", NamespaceError), ("steps", TableDamaged)])
-def test_a_load_that_fails_half_way_is_done_again_at_once(
+def test_failed_load_changes_nothing_and_is_repeated(
     tmp_path: Path, mq: Connection, monkeypatch: pytest.MonkeyPatch, missing: str, error: type[LakeMQError]
 ) -> None:
     monkeypatch.setattr(reader_module, "_MOST_FOLLOWED", 0)

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from clocks import HastyClock
 from s3_server import S3Server
-from unit.served import until
+from unit.served import IdleLeader
 
 import lakemq
-from lakemq.engine.client.connection import Connection
 from lakemq.engine.sequencer.projector import RENEWALS_INTERVAL_MS
-from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import InconsistentClusterId, NamespaceError, NotLeader, RequestTimedOut, TableDamaged
 from lakemq.tables.specs.journal import WATERMARKS
 from lakemq.tables.specs.registry import TABLES
@@ -25,24 +22,9 @@ from lakemq.tables.storage.delta.delta_log import log_folder
 
 pytestmark = pytest.mark.slow
 
-RENEWAL_MS = 4_000
-"""More than a third of the lease, and less than the time after which a leader looks before its put."""
 
-
-class Led:
-    """A namespace with a leader that renews its lease when it is told to. All that it has decided is projected."""
-
-    def __init__(self, mq: Connection) -> None:
-        self.mq, self.clock, self.files = mq, HastyClock(), mq.namespace.files
-        self.sequencer = Sequencer(mq.namespace, "leader", self.clock, iter(range(1, 1000)).__next__)
-        assert self.sequencer.try_lead()
-        assert self.sequencer._term is not None
-        self.background = self.sequencer._term.background
-        self.background.drain(self.sequencer.state)
-
-    def renew(self, after_ms: int = RENEWAL_MS) -> None:
-        self.clock.ahead_ms += after_ms
-        self.sequencer.step()
+class Led(IdleLeader):
+    """A leader whose namespace is deleted under it."""
 
     def delete_tables(self) -> None:
         for spec in TABLES:
@@ -114,13 +96,13 @@ def test_steps_that_a_deletion_missed_do_not_go_on_without_tables(leader: Led) -
     leader.delete_steps(listed)
     leader.delete_tables()
     leader.renew(RENEWALS_INTERVAL_MS)
-    until(lambda: leader.background._running is None or leader.background._running.done())
+    leader.wait_for_pass()
     with pytest.raises(NamespaceError, match="is gone"):
         leader.renew()
     create_again(leader)
 
 
-def test_steps_of_others_are_not_removed(leader: Led) -> None:
+def test_step_that_another_program_put_is_not_removed(leader: Led) -> None:
     leader.renew()
     leader.delete_steps(leader.sequencer.state.step)
     leader.delete_tables()

@@ -4,47 +4,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clocks import HastyClock
-from unit.served import CONFIG
-from unit.test_direct_line import letter_of, until
+from unit.served import CONFIG, IdleLeader
+from unit.test_direct_line import letter_of
 
 import lakemq
 from lakemq.engine.client.operator_tools import Observer
 from lakemq.engine.client.sql.arrow_query import find_projection_lag
 from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.load import read_watermark
-from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.jobs.metrics.readers import FamilyBuilder, read_waiting
 from lakemq.tables.specs.journal import WATERMARKS
 
-RENEWAL_MS = 4_000
-"""More than a third of the lease."""
 
-
-class IdleLeader:
-    """A sequencer that does one step when it is told to, and has projected all it has decided."""
-
-    def __init__(self, mq: lakemq.Connection) -> None:
-        self.mq, self.clock = mq, HastyClock()
-        self.sequencer = Sequencer(mq.namespace, "leader", self.clock, iter(range(1, 1000)).__next__)
-        assert self.sequencer.try_lead()
-        assert self.sequencer._term is not None
-        self.background = self.sequencer._term.background
-        self.background.drain(self.sequencer.state)
-
-    def renew(self) -> None:
-        self.clock.ahead_ms += RENEWAL_MS
-        step_before = self.sequencer.state.step
-        self.sequencer.step()
-        assert self.sequencer.state.step > step_before
-
-    @property
-    def watermark_version(self) -> int:
-        """Grows with each pass."""
-        return self.mq.namespace.store.open(WATERMARKS).version
-
-    def wait_for_pass(self) -> None:
-        until(lambda: self.background._running is None or self.background._running.done())
+def read_watermark_version(leader: IdleLeader) -> int:
+    """Return a number that grows with each pass."""
+    return leader.mq.namespace.store.open(WATERMARKS).version
 
 
 @pytest.fixture
@@ -56,24 +30,24 @@ def leader(tmp_path: Path) -> Iterator[IdleLeader]:
 
 
 def test_renewals_alone_are_projected_once_a_minute(leader: IdleLeader) -> None:
-    version = leader.watermark_version
+    version = read_watermark_version(leader)
     for _ in range(14):
         leader.renew()
     leader.wait_for_pass()
-    assert leader.watermark_version == version
+    assert read_watermark_version(leader) == version
     for _ in range(2):
         leader.renew()
     leader.wait_for_pass()
-    assert leader.watermark_version == version + 1
+    assert read_watermark_version(leader) == version + 1
 
 
 def test_decision_among_renewals_is_projected_at_once(leader: IdleLeader) -> None:
-    version = leader.watermark_version
+    version = read_watermark_version(leader)
     leader.renew()
     leader.mq.namespace.mailbox.put("c1", 1, letter_of("c1", 1, "orders"), 0)
     leader.renew()
     leader.wait_for_pass()
-    assert leader.watermark_version == version + 1
+    assert read_watermark_version(leader) == version + 1
 
 
 def test_metrics_and_sql_count_renewals_as_no_lag(leader: IdleLeader) -> None:

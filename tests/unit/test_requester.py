@@ -17,7 +17,7 @@ from stateful.world import Background
 from unit.desk import Desk
 
 from lakemq.engine.client.requests import requester as requester_module
-from lakemq.engine.client.requests.requester import IDLE_MS, NEVER_PUBLISHED, ask_with_retries
+from lakemq.engine.client.requests.requester import IDLE_MS, MAX_BYTES, NEVER_PUBLISHED, ask_with_retries
 from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.protocol import machine
@@ -144,10 +144,9 @@ def test_a_request_too_large_for_any_letter_is_its_callers_alone(tmp_path: Path,
     assert len(desk.letters) == 1
 
 
-def test_a_large_request_travels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(requester_module, "MAX_BYTES", 1_000)
+def test_a_large_request_travels_alone(tmp_path: Path):
     desk = Desk(tmp_path)
-    requests = [CreateTopic("t" * size, 1) for size in (10, 5_000, 10, 10)]
+    requests = [CreateTopic("t" * size, 1) for size in (10, MAX_BYTES + 1, 10, 10)]
     for future in desk.requester.submit_all([(request, None) for request in requests]):
         future.result()
     assert desk.letters == [("c1", 1, 1), ("c1", 2, 1), ("c1", 3, 2)]
@@ -162,32 +161,28 @@ def test_closed_requester_sends_nothing_and_leaves_no_reply(tmp_path: Path):
     assert desk.files.folders("replies") == []
 
 
-def test_a_reply_is_deleted_while_the_next_answer_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_reply_is_deleted_while_the_next_answer_is_awaited(tmp_path: Path):
     """On a store the deletion is a request. The caller must not wait for it, and neither must the next letter.
 
     The folder is never empty meanwhile: a gateway to a disk would remove it while the next answer is put.
     """
     desk = Desk(tmp_path)
-    events: list[str] = []
-    put, delete = desk.files.put, desk.files.delete
+    seen: list[tuple[str, list[int]]] = []
+    answer = desk.files.after_put
 
-    def record_put(path: str, *arguments: Any, **options: Any) -> Any:
-        events.append(f"put {path.partition('/')[0]}")
-        return put(path, *arguments, **options)
+    def list_replies() -> list[int]:
+        return [int(name.rpartition("/")[2]) for name in desk.files.list("replies/c1")]
 
-    def record_delete(paths: Any) -> None:
-        names = list(paths)
-        events.extend(f"delete {name}" for name in names if name.startswith("replies"))
-        delete(names)
+    def note_put(name: str) -> None:
+        seen.append((name.partition("/")[0], list_replies()))
+        answer(name)
 
-    monkeypatch.setattr(desk.files, "put", record_put)
-    monkeypatch.setattr(desk.files, "delete", record_delete)
+    desk.files.after_put = note_put
     for _ in range(4):
         desk.ask()
-    once = ["put mailbox", "put replies"]
-    first, second = "delete replies/c1/0000000001", "delete replies/c1/0000000002"
-    assert events == [*once, *once, *once, first, *once, second]
-    assert desk.files.list("replies/c1") == ["replies/c1/0000000003", "replies/c1/0000000004"]
+    assert [replies for folder, replies in seen if folder == "mailbox"] == [[], [1], [1, 2], [2, 3]]
+    assert [replies for folder, replies in seen if folder == "replies"] == [[1], [1, 2], [1, 2, 3], [2, 3, 4]]
+    assert list_replies() == [3, 4]
 
 
 def make_body(values: list[str]) -> pa.Table:

@@ -12,9 +12,8 @@ from unit.served import read_objects, run_sql, served, until
 
 import lakemq
 from lakemq.engine.maintenance.retention import read_live_state, trim_rows
-from lakemq.engine.namespace import progress
 from lakemq.engine.namespace.load import read_watermark
-from lakemq.engine.namespace.progress import MINUTE_MS, Sampler
+from lakemq.engine.namespace.progress import MINUTE_MS, MOST_SUBJECTS, Sampler
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup
 from lakemq.engine.protocol.values.journal import StepBatch
@@ -95,6 +94,9 @@ def test_minutes_in_which_only_the_lease_is_renewed_give_no_row(story: Story) ->
         assert leader.project() == []
 
 
+# -- pauses, in which no step was decided -----------------------------------------------------------------
+
+
 def test_pause_longer_than_the_lease_gives_a_row_at_once(story: Story) -> None:
     leader = Leader(story)
     story.mq.state.leader = "leader"
@@ -146,6 +148,9 @@ def test_pause_is_not_drawn_as_a_time_of_steps(story: Story) -> None:
     assert np.nanmax(lines.step_p99_ms) == 6
 
 
+# -- rows of groups, of ends, and of many subjects --------------------------------------------------------
+
+
 def test_group_has_a_row_for_each_minute_with_overdue_members(story: Story) -> None:
     story.mq.ask(JoinGroup("g", "C1", ["t"]))
     leader = Leader(story)
@@ -183,28 +188,22 @@ def test_last_sample_of_a_deleted_topic_has_no_offsets(story: Story) -> None:
     assert leader.project(is_last=True)[:2] == [(1, "t", "", None, None), (1, "t", "g", None, None)]
 
 
-def test_more_subjects_than_a_minute_may_have_follow_in_the_next(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "MOST_SUBJECTS", 2)
-    leader = Leader(story)
-    for topic in ("u", "v", "w"):
+def test_more_subjects_than_a_minute_may_have_follow_in_the_next(story: Story) -> None:
+    leader, topics = Leader(story), [f"u{number}" for number in range(MOST_SUBJECTS + 1)]
+    for topic in topics:
         story.tell({"create": {topic: 1}})
     leader.project()
     passes = []
     for minute in (2, 3, 4):
         go_on_to(story, minute)
-        passes.append([topic for _, topic, *_ in leader.project() if topic])
-    assert passes == [["u", "v"], ["w"], []]
+        passes.append({topic for _, topic, *_ in leader.project() if topic})
+    assert passes == [{*topics[:-1]}, {topics[-1]}, set()]
 
 
 def test_the_last_row_of_what_exists_outlives_the_retention() -> None:
     rows = SAMPLES.table(
         SAMPLES.row(step=step, minute_ms=minute, topic=topic, group="", offsets=offsets)
-        for step, minute, topic, offsets in (
-            (1, 0, "t", 1),
-            (2, 10, "t", 2),
-            (2, 10, "gone", None),
-            (3, 100, "t", 3),
-        )
+        for step, minute, topic, offsets in ((1, 0, "t", 1), (2, 10, "t", 2), (2, 10, "gone", None), (3, 100, "t", 3))
     )
     kept = trim_rows(SAMPLES, rows, read_live_state(State(now_ms=110)), 50, whole=True)
     assert kept.column("offsets").to_pylist() == [2, 3]
@@ -213,6 +212,9 @@ def test_the_last_row_of_what_exists_outlives_the_retention() -> None:
 MESSAGES_PER_MINUTE = """
 SELECT minute_ms, offsets - lag(offsets, 1, 0) OVER (PARTITION BY topic ORDER BY step) AS messages
 FROM samples WHERE topic = 't' AND `group` = '' ORDER BY step"""
+
+
+# -- a served namespace -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

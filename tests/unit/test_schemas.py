@@ -17,12 +17,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.rows.placing import FIRST_UNFIT, MAX_REASONS, merge_marks, reject_misfits
 from lakemq.engine.client.schemas import SchemaRule
 from lakemq.engine.namespace.load import load_state, read_watermark
-from lakemq.errors import (
-    IncompatibleSchema,
-    InvalidConfig,
-    InvalidRequest,
-    SchemaMismatch,
-)
+from lakemq.errors import IncompatibleSchema, InvalidConfig, InvalidRequest, SchemaMismatch
 
 SERVED_WITH = {"project.interval.ms": 50}
 
@@ -74,6 +69,9 @@ def rejected(mq: Connection, source: str) -> list[dict[str, Any]]:
     return mq.sql(query, wait_ms=20_000).to_pylist()
 
 
+# -- values that do not fit are rejected when they are published ------------------------------------------
+
+
 @pytest.mark.parametrize("count", [1, 3000], ids=["lists", "file"])
 def test_misfits_are_rejected_with_their_reason(mq: Connection, count: int) -> None:
     topic = new_topic(mq)
@@ -82,11 +80,7 @@ def test_misfits_are_rejected_with_their_reason(mq: Connection, count: int) -> N
     assert len(mq.fetch(topic)) == count + 1
     assert rejected(mq, topic) == [
         {"error": "SCHEMA_MISMATCH", "reason": REASON, "value": MISFIT.decode()},
-        {
-            "error": "SCHEMA_MISMATCH",
-            "reason": NO_JSON,
-            "value": "{",
-        },
+        {"error": "SCHEMA_MISMATCH", "reason": NO_JSON, "value": "{"},
     ]
 
 
@@ -144,6 +138,9 @@ def test_publisher_with_an_older_schema_checks_again(mq: Connection, tmp_path: P
         assert isinstance(producer.send(topic, b'{"id": "x"}').result(), object)
         with pytest.raises(SchemaMismatch):
             producer.send(topic, FITS).result()
+
+
+# -- fetched values become typed columns ------------------------------------------------------------------
 
 
 def test_values_are_parsed_with_the_newest_version(mq: Connection) -> None:
@@ -212,6 +209,9 @@ def test_value_older_than_the_schema_is_fetched_unparsed(mq: Connection) -> None
         {"value": b"plain", "parsed": None},
         {"value": FITS, "parsed": {"id": 1, "amount": None}},
     ]
+
+
+# -- versions ---------------------------------------------------------------------------------------------
 
 
 def test_schema_versions_survive_in_state_view_and_tables(mq: Connection) -> None:

@@ -147,7 +147,7 @@ def test_all_files_belong_to_the_group_under_any_umask(folder: Path, others_mode
     assert {path.stat().st_gid for path in folder.rglob("*")} == {folder.stat().st_gid}
 
 
-def test_existing_namespace_can_be_shared_later(folder: Path):
+def test_init_shares_an_existing_namespace(folder: Path):
     before = os.umask(0o077)
     try:
         open_namespace(str(folder), create=True)

@@ -20,7 +20,6 @@ from unit.tcp_lines import TcpLeader
 from unit.test_direct_line import letter_of
 
 from lakemq.engine.client.fetch.fetcher import StepWaiter
-from lakemq.engine.client.requests import direct_line
 from lakemq.engine.client.requests.direct_line import (
     BAD_LINE_MS,
     LONGEST_PAUSE_MS,
@@ -50,6 +49,7 @@ from lakemq.engine.sequencer.letters.line_opener import open_term_lines
 from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.sockets import line_name
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles
+from lakemq.tables.storage.object_stores.objects import Names
 from lakemq.testing import MovableClock
 
 # -- settings -----------------------------------------------------------------------------------------------
@@ -321,19 +321,17 @@ def files(tmp_path: Path) -> ObjectFiles:
     return ObjectFiles(LocalStore(str(tmp_path)), "s3://bucket/mq")
 
 
-def test_clients_of_a_store_look_for_a_line_ever_less_often(
-    files: ObjectFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_of_a_store_look_for_a_line_ever_less_often(tmp_path: Path) -> None:
     """A look is a request to the store. `line.listen` may be off for good."""
     looks: list[int] = []
     clock = MovableClock()
-    line = DirectLine(files, "ns", clock)
 
-    def note_look(looked_in: Files) -> list[str]:
-        looks.append(clock.steady_ms())
-        return []
+    class EmptyStore(ObjectFiles):
+        def list(self, prefix: str, limit: int | None = None) -> Names:
+            looks.append(clock.steady_ms())
+            return []
 
-    monkeypatch.setattr(direct_line, "list_lines", note_look)
+    line = DirectLine(EmptyStore(LocalStore(str(tmp_path)), "s3://bucket/mq"), "ns", clock)
     for _ in range(12_000):
         assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
         clock.ahead_ms += 100

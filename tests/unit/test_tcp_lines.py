@@ -21,19 +21,12 @@ import msgspec
 import pytest
 from clocks import HastyClock
 from unit.line_peers import LEASE_MS, PATIENCE_S, LineClient, until
-from unit.served import CONFIG
+from unit.served import CONFIG, find_lines
 from unit.tcp_lines import TcpLeader
 from unit.test_direct_line import letter_of
 
 import lakemq
-from lakemq.engine.namespace.line_frames import (
-    Frame,
-    FrameKind,
-    Hello,
-    compute_proof,
-    decode_address,
-    encode_hello,
-)
+from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, compute_proof, decode_address, encode_hello
 from lakemq.engine.sequencer.letters import line_acceptor, line_opener, line_table, lines
 from lakemq.engine.sequencer.letters.line_table import MAX_HANDSHAKE_BYTES, LineListener, LineTable
 from lakemq.engine.sequencer.letters.lines import HELLO_MS, LineServer
@@ -286,15 +279,14 @@ def test_answers_that_no_client_takes_are_bounded_together(leader: TcpLeader, mo
     assert leader.lines.table.client_count == 1
 
 
-def test_connections_without_a_welcome_are_bounded(leader: TcpLeader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_acceptor, "MAX_STRANGERS_OF_HOST", 5)
+def test_connections_without_a_welcome_are_bounded(leader: TcpLeader) -> None:
     client = leader.connect()
-    strangers = [leader.connect_without_tls() for _ in range(5)]
-    until(lambda: len(leader.lines.table) == 6)
+    strangers = [leader.connect_without_tls() for _ in range(line_acceptor.MAX_STRANGERS_OF_HOST)]
+    until(lambda: len(leader.lines.table) == line_acceptor.MAX_STRANGERS_OF_HOST + 1)
     assert leader.connect_without_tls().receive() is None
     leader.serve(client)
     strangers[0].socket.close()
-    until(lambda: len(leader.lines.table) == 5)
+    until(lambda: len(leader.lines.table) == line_acceptor.MAX_STRANGERS_OF_HOST)
     leader.serve(leader.connect("another"))
 
 
@@ -409,10 +401,7 @@ class SteppedLeader:
         ids = iter(range(1, 1000)).__next__
         self.sequencer = Sequencer(mq.namespace, "stepped_leader", self.clock, ids, has_lines=True)
         assert self.sequencer.try_lead()
-        term = self.sequencer._term
-        assert term is not None
-        assert term.lines is not None
-        self.lines = term.lines
+        self.lines = find_lines(self.sequencer)
         self.sequencer.step()  # a term begins with a look for what has expired
         mq.namespace.mailbox.put("c1", 1, letter_of("c1", 1, "t"), 0)
         self.sequencer.step()

@@ -56,9 +56,7 @@ def test_delayed_messages_are_there_when_advance_returns(mq: Connection, orders:
 
 
 def test_delays_of_connections_of_the_application_begin_at_the_clock_of_the_test(
-    mq: Connection,
-    orders: str,
-    mq_clock: MovableClock,
+    mq: Connection, orders: str, mq_clock: MovableClock
 ) -> None:
     mq_clock.advance(days=2)
     with lakemq.connect(mq.namespace.path) as application:
@@ -70,9 +68,7 @@ def test_delays_of_connections_of_the_application_begin_at_the_clock_of_the_test
 
 
 def test_a_lost_member_keeps_its_messages_until_its_session_ends(
-    mq: Connection,
-    orders: str,
-    mq_clock: MovableClock,
+    mq: Connection, orders: str, mq_clock: MovableClock
 ) -> None:
     mq.publish(orders, pa.table({"value": ["a"]}))
     lost = mq.consumer("ship", topics=[orders], session_timeout_ms=45_000)
@@ -87,9 +83,7 @@ def test_a_lost_member_keeps_its_messages_until_its_session_ends(
 
 
 def test_messages_expire_and_old_ones_are_removed_when_the_clock_advances(
-    mq: Connection,
-    orders: str,
-    mq_clock: MovableClock,
+    mq: Connection, orders: str, mq_clock: MovableClock
 ) -> None:
     mq.topics.alter(orders, {"retention.ms": 24 * HOUR_MS})
     mq.publish(orders, pa.table({"value": ["short", "long"], "ttl_ms": [HOUR_MS, None]}))

@@ -1,11 +1,11 @@
 """`with mq.transaction(...)`, and what operators can do with transactions."""
 
-from concurrent.futures import Future
 from contextlib import suppress
 
 import pyarrow as pa
 import pytest
 from unit.served import CONFIG, everything, new_topic, read_committed_offset, values
+from unit.test_transactions import lose_answer
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -133,9 +133,7 @@ def test_unanswered_commit_of_a_block_is_published_once_by_its_repeat(
         losses.pop()
         if decided and requests[-1][0].commit:
             [future.result() for future in ask(requests)]
-        lost: list[Future] = [Future() for _ in requests]
-        [future.set_exception(RequestTimedOut()) for future in lost]
-        return lost
+        return lose_answer(requests)
 
     def batch() -> bool:
         with mq.transaction(f"{topic}-id", batch_id=7) as transaction:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import new_name, new_topic, read_committed_offset, values
+from unit.served import new_topic, read_committed_offset, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.producer.producer import TransactionalProducer
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def producer(mq: Connection) -> Iterator[TransactionalProducer]:
+def producer(mq: Connection, topic: str) -> Iterator[TransactionalProducer]:
     """The first producer of a new transactional id. Records without a flush travel with the commit."""
-    with mq.producer(new_name("id"), linger_ms=60_000) as transactional_producer:
+    with mq.producer(f"id-{topic}", linger_ms=60_000) as transactional_producer:
         yield transactional_producer
 
 
@@ -273,7 +273,7 @@ def test_abort_after_an_unanswered_commit_is_refused_if_it_was_decided(
 
 def test_sent_offsets_are_pending_at_once(mq: Connection, topic: str, producer: TransactionalProducer):
     mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
-    group, name = f"group-{topic}", producer._transactions.transactional_id
+    group, name = f"group-{topic}", f"id-{topic}"
     with mq.consumer(group, assign=[topic]) as consumer:
         batch = consumer.poll()
         producer.begin_transaction()
@@ -294,5 +294,5 @@ def test_sent_offsets_are_pending_at_once(mq: Connection, topic: str, producer: 
 def test_send_offsets_tells_a_fenced_producer(mq: Connection, topic: str, producer: TransactionalProducer):
     mq.publish(topic, pa.table({"value": ["a"]}))
     producer.begin_transaction()
-    with mq.producer(producer._transactions.transactional_id), pytest.raises(ProducerFenced):
+    with mq.producer(f"id-{topic}"), pytest.raises(ProducerFenced):
         producer.send_offsets_to_transaction({(topic, 0): 1}, f"group-{topic}")

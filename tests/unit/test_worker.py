@@ -91,6 +91,25 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
     wait_until(condition, what, PATIENCE_S)
 
 
+def poll_rest(mq: Connection, count: int) -> list[Message]:
+    """Let another member poll the messages that a worker has given back."""
+    with mq.consumer("ship", topics=["orders"]) as other:
+        rest: list[Message] = []
+        wait_for(lambda: rest.__iadd__(other.poll(timeout_ms=100)) and len(rest) >= count, "the rest")
+        return rest
+
+
+class Blocked:
+    """A handler that notes its messages, and ends when it may."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = list[int](), threading.Event()
+
+    def __call__(self, message: Message) -> None:
+        self.begun.append(message.offset)
+        self.may_end.wait(PATIENCE_S)
+
+
 def test_each_message_is_acknowledged_when_its_handler_returns(mq: Connection, start: Start) -> None:
     publish(mq, *(f"order {n}" for n in range(500)))
     handled: list[bytes | None] = []
@@ -150,6 +169,25 @@ def test_coroutines_run_at_the_same_time_on_one_loop(mq: Connection, start: Star
     wait_until_idle(mq, "ship", PATIENCE_S)
     assert worker.end() == WorkerReport(4, 0, 0)
     assert len(loops) == 1
+
+
+@pytest.mark.parametrize(
+    ("done_count", "elapsed_ms", "count"), [(0, 60_000, 16), (80, 1_000, 20), (16, 0, 4_000), (90_000, 1_000, 5_000)]
+)
+def test_worker_polls_as_many_messages_as_it_handles_in_250_ms(done_count: int, elapsed_ms: int, count: int) -> None:
+    """At least two messages a thread. Few wait if handlers are slow: they are delivered again after a rebalance."""
+    assert count_ahead(done_count, elapsed_ms, thread_count=8, were_idle=False) == count
+
+
+def test_worker_doubles_its_polls_while_its_threads_are_idle() -> None:
+    """Else it would poll two messages a thread for ever, where a poll takes more than a quarter of a second."""
+    counts = [16]
+    for _ in range(9):
+        counts.append(count_ahead(counts[-1], 300, thread_count=8, were_idle=True))
+    assert counts[-1] == 5_000
+
+
+# -- a failed message comes again or becomes a dead letter ------------------------------------------------
 
 
 def test_a_failed_message_comes_again_after_its_back_off_and_then_becomes_a_dead_letter(
@@ -235,6 +273,9 @@ def test_tasks_that_handlers_leave_running_are_cancelled_when_the_worker_stops(m
     assert ended.is_set()
 
 
+# -- time limits ------------------------------------------------------------------------------------------
+
+
 def test_a_message_beyond_its_time_limit_is_given_back_while_its_handler_goes_on(
     mq: Connection, mq_clock: MovableClock, start: Start
 ) -> None:
@@ -307,47 +348,36 @@ def test_a_worker_ends_with_an_error_when_handlers_that_do_not_end_have_all_thre
     mq: Connection, mq_clock: MovableClock, start: Start
 ) -> None:
     publish(mq, "a book", "a pen")
-    begun: list[int] = []
-    may_end = threading.Event()
-
-    def handle(message: Message) -> None:
-        begun.append(message.offset)
-        may_end.wait(PATIENCE_S)
-
+    handle = Blocked()
     worker = start(handle, time_limit_ms=3_600_000, concurrency=1, stop_timeout_ms=0)
-    wait_for(lambda: begun, "the handler")
+    wait_for(lambda: handle.begun, "the handler")
     mq_clock.advance(hours=1)
     wait_for(lambda: mq.groups.lag("ship")[0].lag == 2, "the lag")
     mq_clock.advance(hours=2)
     worker.join()
-    may_end.set()
+    handle.may_end.set()
     assert isinstance(worker.error, IllegalState)
-    assert begun == [0]
+    assert handle.begun == [0]
 
 
 def test_a_blocked_event_loop_ends_the_worker_and_gets_no_further_messages(
     mq: Connection, mq_clock: MovableClock, start: Start
 ) -> None:
     publish(mq, *(f"order {n}" for n in range(10)))
-    begun: list[int] = []
-    may_end = threading.Event()
+    block = Blocked()
 
     async def handle(message: Message) -> None:
-        begun.append(message.offset)
-        may_end.wait(PATIENCE_S)
+        block(message)
 
     worker = start(handle, time_limit_ms=3_600_000, concurrency=2, stop_timeout_ms=0)
-    wait_for(lambda: begun, "the handler")
+    wait_for(lambda: block.begun, "the handler")
     mq_clock.advance(hours=1)
     mq_clock.advance(hours=2)
     worker.join()
-    may_end.set()
+    block.may_end.set()
     assert isinstance(worker.error, IllegalState)
-    assert len(begun) == 1
-    with mq.consumer("ship", topics=["orders"]) as other:
-        rest: list[Message] = []
-        wait_for(lambda: rest.__iadd__(other.poll(timeout_ms=100)) and len(rest) >= 10, "all messages")
-        assert sum(message.delivery_count > 1 for message in rest) <= 2
+    assert len(block.begun) == 1
+    assert sum(message.delivery_count > 1 for message in poll_rest(mq, 10)) <= 2
 
 
 def test_a_handler_that_returns_a_coroutine_or_a_generator_ends_the_worker(mq: Connection, start: Start) -> None:
@@ -365,63 +395,33 @@ def test_a_handler_that_returns_a_coroutine_or_a_generator_ends_the_worker(mq: C
     worker.join()
     loop.close()
     assert isinstance(worker.error, IllegalState)
-    with mq.consumer("ship", topics=["orders"]) as other:
-        (message,) = other.poll(timeout_ms=60_000)
-        assert message.delivery_count == 3
+    assert [message.delivery_count for message in poll_rest(mq, 1)] == [3]
+
+
+# -- a worker that stops gives back what it has not handled -----------------------------------------------
 
 
 def test_a_stopped_worker_lets_handlers_end_and_gives_back_the_rest_unseen(mq: Connection, start: Start) -> None:
     publish(mq, *(f"order {n}" for n in range(20)))
-    begun: list[int] = []
-    may_end = threading.Event()
-
-    def handle(message: Message) -> None:
-        begun.append(message.offset)
-        may_end.wait(PATIENCE_S)
-
+    handle = Blocked()
     worker = start(handle, concurrency=2)
-    wait_for(lambda: len(begun) == 2, "two handlers")
+    wait_for(lambda: len(handle.begun) == 2, "two handlers")
     worker.stop.set()
-    may_end.set()
+    handle.may_end.set()
     assert worker.end() == WorkerReport(2, 0, 0)
-    with mq.consumer("ship", topics=["orders"]) as other:
-        rest: list[Message] = []
-        wait_for(lambda: rest.__iadd__(other.poll(timeout_ms=100)) and len(rest) >= 18, "the rest")
-        assert sorted(message.offset for message in rest) == sorted(set(range(20)) - set(begun))
-        assert {message.delivery_count for message in rest} == {1}
-
-
-@pytest.mark.parametrize(
-    ("done_count", "elapsed_ms", "count"), [(0, 60_000, 16), (80, 1_000, 20), (16, 0, 4_000), (90_000, 1_000, 5_000)]
-)
-def test_worker_polls_as_many_messages_as_it_handles_in_250_ms(done_count: int, elapsed_ms: int, count: int) -> None:
-    """At least two messages a thread. Few wait if handlers are slow: they are delivered again after a rebalance."""
-    assert count_ahead(done_count, elapsed_ms, thread_count=8, were_idle=False) == count
-
-
-def test_worker_doubles_its_polls_while_its_threads_are_idle() -> None:
-    """Else it would poll two messages a thread for ever, where a poll takes more than a quarter of a second."""
-    counts = [16]
-    for _ in range(9):
-        counts.append(count_ahead(counts[-1], 300, thread_count=8, were_idle=True))
-    assert counts[-1] == 5_000
+    rest = poll_rest(mq, 18)
+    assert sorted(message.offset for message in rest) == sorted(set(range(20)) - set(handle.begun))
+    assert {message.delivery_count for message in rest} == {1}
 
 
 def test_a_handler_that_does_not_end_after_a_stop_gives_its_message_back(mq: Connection, start: Start) -> None:
     publish(mq, "a book")
-    begun, may_end = threading.Event(), threading.Event()
-
-    def handle(message: Message) -> None:
-        begun.set()
-        may_end.wait(PATIENCE_S)
-
+    handle = Blocked()
     worker = start(handle, stop_timeout_ms=0, retry_for=KeyError)
-    assert begun.wait(PATIENCE_S)
+    wait_for(lambda: handle.begun, "the handler")
     assert worker.end() == WorkerReport(0, 1, 0)
-    may_end.set()
-    with mq.consumer("ship", topics=["orders"]) as other:
-        (message,) = other.poll(timeout_ms=60_000)
-        assert message.delivery_count == 2
+    handle.may_end.set()
+    assert [message.delivery_count for message in poll_rest(mq, 1)] == [2]
 
 
 @pytest.mark.parametrize("is_coroutine", [False, True])
@@ -440,9 +440,10 @@ def test_an_error_that_is_no_exception_ends_the_worker_and_its_message_goes_back
     worker.join()
     assert isinstance(worker.error, SystemExit)
     assert worker.error.code == 3
-    with mq.consumer("ship", topics=["orders"]) as other:
-        (message,) = other.poll(timeout_ms=60_000)
-        assert message.delivery_count == 2
+    assert [message.delivery_count for message in poll_rest(mq, 1)] == [2]
+
+
+# -- arguments, the log and the command -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
