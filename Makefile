@@ -129,7 +129,7 @@ programs: $(READY) $(PYRIGHT)/ready $(AIRFLOW)/ready ## what the targets of test
 .PHONY: test-stores
 test-stores: $(READY) $(ARCHIVE) ## the contract of a store on real servers, a cluster with faults on one of them, the programs of the guide on each
 	$(STORES) $(BIN)/pytest $(STORE_TESTS) -m "not nightly" && \
-	  $(BIN)/pytest -n 2 tests/unit/test_files.py tests/unit/test_object_stores.py -k "(s3 or azure or gcs) and (test_files or one_of)"
+	  $(BIN)/pytest -n 2 tests/unit/test_files.py -k "s3 or azure or gcs"
 
 .PHONY: test-airflow
 test-airflow: $(READY) $(ARCHIVE) $(AIRFLOW)/ready ## the shipped DAGs in a real Airflow, with an environment of its own: about three minutes
