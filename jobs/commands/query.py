@@ -72,12 +72,6 @@ def spark_sql(
         list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments for spark-sql, such as -- -e QUERY.")
     ] = None,
     as_of: AsOf = None,
-    archive: Annotated[
-        bool,
-        typer.Option(
-            "--archive", help="Keep the loaded Java classes (170 MB), so that later starts take half the time."
-        ),
-    ] = False,
 ) -> None:
     """Start Spark's own spark-sql with the tables and views, in their database. It leaves nothing behind.
 
@@ -86,7 +80,7 @@ def spark_sql(
     from lakemq.jobs.spark_shell import run_spark_sql
 
     with connect() as mq:
-        code = run_spark_sql(mq.namespace, arguments or (), archive, parse_as_of(as_of))
+        code = run_spark_sql(mq.namespace, arguments or (), parse_as_of(as_of))
     raise typer.Exit(code)
 
 
