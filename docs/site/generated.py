@@ -156,7 +156,8 @@ def settings_page() -> str:
             "resets one. The first [consumer](groups.md) of a group sets those that are its keywords.",
             _settings(GROUP.declared),
             "## Kafka's settings that are refused",
-            "These have no meaning here. Setting one for the engine or a topic is refused, with the reason.",
+            "These have no meaning here. Setting one for the engine or a topic is refused, with the reason. `ssl.*` "
+            "stands for all names that begin with `ssl.`.",
             _table(("settings", "why"), _not_ours()),
             "## Settings of Kafka and Solace under other names",
             "These are refused where they do not belong. The error names what LakeMQ has instead. Options of "

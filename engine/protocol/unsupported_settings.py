@@ -13,149 +13,72 @@ _STORES = "the store takes care of it; LakeMQ has no brokers and no replicas"
 _ALWAYS_ALL = "a publish is acknowledged once its step is stored, which is what acks=all means"
 _NO_SEGMENTS = "LakeMQ has no log segments on brokers: the leader merges files"
 _NO_WIRE = "there is no wire protocol and no listener: the store's permissions control access"
-_FILES_PACK = "data files are Parquet, packed by column"
+_NO_INTERNAL_TOPICS = "there are no internal topics: offsets of groups and transactions are rows of tables"
 _SHARDS = "one sequencer decides for all groups and transactional ids; the column shard has Kafka's number among 50"
-_PER_TOPIC = "the number of partitions is given when a topic is created"
 _ANY_TIME = (
     "a topic takes any timestamp, and a publish warns of those that retention.ms does not allow for;"
     " message.timestamp.type of the topic may be LogAppendTime"
 )
 
 UNSUPPORTED: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "replication.factor",
-            "default.replication.factor",
-            "min.insync.replicas",
-            "unclean.leader.election.enable",
-            "leader.replication.throttled.replicas",
-            "follower.replication.throttled.replicas",
-            "replica.lag.time.max.ms",
-            "offsets.topic.replication.factor",
-            "transaction.state.log.replication.factor",
-            "transaction.state.log.min.isr",
-            "num.replica.fetchers",
-            "auto.leader.rebalance.enable",
-            "broker.id",
-            "node.id",
-            "broker.rack",
-            "log.dir",
-            "log.dirs",
-            "flush.messages",
-            "flush.ms",
-            "log.flush.interval.messages",
-            "log.flush.interval.ms",
-            "remote.storage.enable",
-            "local.retention.ms",
-            "local.retention.bytes",
-            "zookeeper.connect",
-            "client.rack",
-        ),
-        _STORES,
-    ),
+    "replication.factor": _STORES,
+    "default.replication.factor": _STORES,
+    "min.insync.replicas": _STORES,
+    "unclean.leader.election.enable": _STORES,
+    "client.rack": _STORES,
+    "log.dir*": _STORES,
+    **dict.fromkeys(("broker.*", "flush.*", "local.*", "log.flush.*", "num.*", "remote.*", "replica.*"), _STORES),
     **dict.fromkeys(("acks", "request.required.acks"), _ALWAYS_ALL),
-    **dict.fromkeys(
-        (
-            "segment.bytes",
-            "segment.ms",
-            "segment.jitter.ms",
-            "segment.index.bytes",
-            "index.interval.bytes",
-            "preallocate",
-            "file.delete.delay.ms",
-            "log.segment.bytes",
-            "log.roll.ms",
-            "log.roll.hours",
-            "log.index.interval.bytes",
-            "log.index.size.max.bytes",
-            "log.preallocate",
-            "offsets.topic.segment.bytes",
-            "transaction.state.log.segment.bytes",
-            "offsets.load.buffer.size",
-            "transaction.state.log.load.buffer.size",
-        ),
-        _NO_SEGMENTS,
-    ),
-    **dict.fromkeys(
-        (
-            "bootstrap.servers",
-            "listeners",
-            "advertised.listeners",
-            "security.protocol",
-            "sasl.mechanism",
-            "sasl.jaas.config",
-            "ssl.keystore.location",
-            "ssl.truststore.location",
-            "num.network.threads",
-            "num.io.threads",
-            "socket.send.buffer.bytes",
-            "socket.receive.buffer.bytes",
-            "message.format.version",
-            "inter.broker.protocol.version",
-            "message.downconversion.enable",
-            "metadata.broker.list",
-            "send.buffer.bytes",
-            "receive.buffer.bytes",
-            "connections.max.idle.ms",
-            "reconnect.backoff.ms",
-            "reconnect.backoff.max.ms",
-            "socket.timeout.ms",
-            "client.dns.lookup",
-        ),
-        _NO_WIRE,
-    ),
-    **dict.fromkeys(("compression.type", "compression.gzip.level", "compression.zstd.level"), _FILES_PACK),
-    **dict.fromkeys(("message.timestamp.after.max.ms", "message.timestamp.before.max.ms"), _ANY_TIME),
-    "num.partitions": _PER_TOPIC,
+    "bootstrap.servers": _NO_WIRE,
+    "metadata.broker.list": _NO_WIRE,
+    "listeners": _NO_WIRE,
+    "message.format.version": _NO_WIRE,
+    **dict.fromkeys(("advertised.*", "connections.*", "reconnect.*", "sasl.*", "security.*", "socket.*"), _NO_WIRE),
+    **dict.fromkeys(("ssl.*", "receive.*", "send.*"), _NO_WIRE),
+    "segment.*": _NO_SEGMENTS,
+    "log.*": f"{_NO_SEGMENTS}; a setting of topics has its name without log",
+    "num.partitions": "the number of partitions is given when a topic is created",
+    "compression.*": "data files are Parquet, packed by column",
+    "message.timestamp.*": _ANY_TIME,
     "metadata.max.age.ms": "a client reads the routes again when the sequencer says that they have changed",
     "interceptor.classes": "call your own function before you send and after you poll",
-    "check.crcs": (
-        "letters, steps, and the pages of data files and tables have checksums, which are always verified; so is the"
-        " footer of a data file"
-    ),
-    "exclude.internal.topics": "there are no internal topics",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "a transaction ends at its timeout",
     "group.max.size": "a group takes any number of members",
-    **dict.fromkeys(("offsets.topic.num.partitions", "transaction.state.log.num.partitions"), _SHARDS),
-    # Solace PubSub+
-    "respect.msg.priority": "the messages of a partition keep their order, without priorities",
-    "reject.msg.to.sender.on.discard": "a publish that is not stored is always refused, with the reason",
-    "egress.enabled": "a topic always delivers; consumer.pause() stops one consumer",
+    "offsets.topic.num.partitions": _SHARDS,
+    "transaction.state.log.num.partitions": _SHARDS,
+    **dict.fromkeys(("offsets.topic.*", "transaction.state.*"), _NO_INTERNAL_TOPICS),
 }
+"""Name, or the beginning of names before a `*` -> why LakeMQ does not have it."""
 
 _BYTES = "keys and values are bytes or text: encode them before you send, and decode what you poll"
 _COMMITS = "call consumer.commit() when you have processed a batch; in queue groups there is ack_mode='auto'"
 _POLL = "give max_records and timeout_ms to consumer.poll()"
-_GROUPS = "it is a setting of the group: mq.groups.create(group, config={...})"
-_SESSIONS = "a session_timeout_ms is from 6000 to 1800000"
 _CONNECTION = "it is a setting of the connection: lakemq.connect(path, config={...})"
 _ISOLATION = "give isolation to mq.consumer, or, for a queue group, mq.groups.create(group, config={...})"
 _CREATE = "create topics with mq.topics.create"
+_AGE = "retention.ms and retention.bytes, of a topic or as a default of the namespace"
+_SESSIONS = "a session_timeout_ms is from 6000 to 1800000"
 _REDELIVERY = "max.redelivery.count of a queue group; it counts deliveries after the first"
 _TTL = "ttl.ms of a topic"
+_ACCESS = "who may read and write is for the permissions of the store to say"
 
 REPLACEMENTS: dict[str, str] = {
-    # Kafka: clients
+    # Kafka
     "group.id": "name the group in mq.consumer(group)",
     "client.id": "give client_id to mq.consumer; a producer needs none",
     "group.instance.id": "give instance_id to mq.consumer",
     "enable.auto.commit": _COMMITS,
     "auto.commit.interval.ms": _COMMITS,
     "partition.assignment.strategy": "give assignor to mq.consumer",
-    "group.remote.assignor": "give assignor to mq.consumer",
     "max.poll.records": _POLL,
-    "fetch.min.bytes": _POLL,
-    "fetch.max.bytes": _POLL,
-    "fetch.max.wait.ms": _POLL,
+    "fetch.*": _POLL,
     "max.partition.fetch.bytes": _POLL,
-    "key.serializer": _BYTES,
-    "value.serializer": _BYTES,
-    "key.deserializer": _BYTES,
-    "value.deserializer": _BYTES,
+    "key.*": _BYTES,
+    "value.*": _BYTES,
     "isolation.level": _ISOLATION,
     "request.timeout.ms": _CONNECTION,
     "default.api.timeout.ms": "request.timeout.ms of lakemq.connect(path, config={...})",
     "allow.auto.create.topics": _CREATE,
+    "auto.create.topics.enable": _CREATE,
     **{
         keyword.replace("_", "."): f"give {keyword} to mq.producer"
         for keyword in (
@@ -170,67 +93,48 @@ REPLACEMENTS: dict[str, str] = {
         )
     },
     "max.request.size": "max.message.bytes of a topic",
+    "message.max.bytes": "max.message.bytes of a topic",
     "share.acknowledgement.mode": "ack.mode of a queue group",
     "share.auto.offset.reset": "give auto_offset_reset to mq.consumer",
     "share.isolation.level": _ISOLATION,
+    "group.share.delivery.count.limit": _REDELIVERY,
+    "group.consumer.*": "sessions, heartbeats and assignors are options of mq.consumer",
+    "group.min.session.timeout.ms": _SESSIONS,
+    "group.max.session.timeout.ms": _SESSIONS,
     "transactional.id": "name it in mq.producer(transactional_id)",
     "transactional.id.timeout.ms": "a transaction is aborted after transaction_timeout_ms of mq.producer and "
     "mq.transaction, at most transaction.max.timeout.ms; an id that is not used is forgotten after "
     "transactional.id.expiration.ms",
     "transaction.timeout.ms": "give transaction_timeout_ms to mq.producer or mq.transaction",
+    "transactional.id.expiration.ms": _CONNECTION,
+    "transaction.max.timeout.ms": _CONNECTION,
+    "producer.id.expiration.ms": _CONNECTION,
     "partitioner.class": "the topic's setting partitioner says how keys become partitions",
-    "retry.backoff.ms": "unanswered requests are repeated at once, until delivery_timeout_ms",
-    # Kafka: brokers
-    "auto.create.topics.enable": _CREATE,
-    **dict.fromkeys(
-        (
-            "transactional.id.expiration.ms",
-            "transaction.max.timeout.ms",
-            "producer.id.expiration.ms",
-        ),
-        _CONNECTION,
-    ),
-    "group.consumer.session.timeout.ms": "give session_timeout_ms to mq.consumer",
-    "group.consumer.heartbeat.interval.ms": "give heartbeat_interval_ms to mq.consumer",
-    "group.share.delivery.count.limit": _REDELIVERY,
-    "group.share.record.lock.duration.ms": "a member keeps a message until it acknowledges it or is lost; "
-    "give session_timeout_ms to mq.consumer",
-    "log.retention.ms": "retention.ms, of a topic or as a default of the namespace",
-    "log.retention.minutes": "retention.ms, of a topic or as a default of the namespace",
-    "log.retention.hours": "retention.ms, of a topic or as a default of the namespace",
-    "log.retention.bytes": "retention.bytes, of a topic or as a default of the namespace",
-    "log.retention.check.interval.ms": "retention.check.interval.ms",
-    "log.cleanup.policy": "cleanup.policy",
-    "log.message.timestamp.type": "message.timestamp.type",
-    "message.max.bytes": "max.message.bytes",
+    "retry.*": "unanswered requests are repeated at once, until delivery_timeout_ms",
+    "log.retention.*": _AGE,
     "offsets.retention.minutes": "offsets.retention.ms",
-    "group.min.session.timeout.ms": _SESSIONS,
-    "group.max.session.timeout.ms": _SESSIONS,
     # Solace PubSub+
     "access.type": "group.protocol of a group says how its members share partitions",
     "partition.count": "give partitions to mq.topics.create",
     "partition.rebalance.delay": "rebalance.delay.ms, in milliseconds",
     "partition.rebalance.max.handoff.time": "max.handoff.ms, in milliseconds",
-    "max.delivered.unacked.msgs.per.flow": _GROUPS,
-    "max.redelivery.count": _GROUPS,
+    "max.delivered.unacked.msgs.per.flow": "it is a setting of the group: mq.groups.create(group, config={...})",
     "max.redelivery": _REDELIVERY,
-    "redelivery": _REDELIVERY,
-    "delivery.count": "delivery_count of each message that a queue group polls",
+    "max.redelivery.count": _REDELIVERY,
     "delivery.delay": "give delay_ms or deliver_at to send, schedule or publish",
-    "max.bind.count": "a group takes any number of consumers; those without a partition stand by",
     "topic.subscription": "give subscriptions to mq.topics.create",
     "partitions": "give partitions to mq.topics.create or mq.topics.alter, or --partitions to the command",
     "max.ttl": _TTL,
-    "respect.ttl": _TTL,
-    "respect.ttl.enabled": _TTL,
+    "respect.ttl*": _TTL,
     "dead.msg.queue": "dead.letter.topic of a topic",
-    "max.msg.size": "max.message.bytes",
+    "max.msg.size": "max.message.bytes of a topic",
     "max.msg.spool.usage": "retention.bytes of a topic",
-    "max.spool.usage": "retention.bytes of a topic",
-    "permission": "who may read and write is for the permissions of the store to say",
-    "owner": "who may read and write is for the permissions of the store to say",
+    "permission": _ACCESS,
+    "owner": _ACCESS,
 }
-"""What to use instead of the name."""
+"""Name, or the beginning of names before a `*` -> what to use instead."""
+
+_BEGINNINGS = {key[:-1]: text for key, text in {**UNSUPPORTED, **REPLACEMENTS}.items() if key.endswith("*")}
 
 
 def to_dotted_name(name: str) -> str:
@@ -255,6 +159,10 @@ def unknown_name_error(name: object, names: Collection[str], kind: str, owner: s
         return InvalidConfig(f"{name} is no {kind} here: {REPLACEMENTS[plain]}.")
     if not spelled_so and owner:
         return InvalidConfig(f"{name} is no {kind} here: {owner}.")
+    begin = max((key for key in _BEGINNINGS if plain.startswith(key)), key=len, default=None)
+    if not spelled_so and begin:
+        place = "setting of LakeMQ" if f"{begin}*" in UNSUPPORTED else f"{kind} here"
+        return InvalidConfig(f"{name} is no {place}: {_BEGINNINGS[begin]}.")
     # below 0.7 the nearest name has often nothing to do with it: of linger.ms it is lease.ms
     near = spelled_so or difflib.get_close_matches(str(name), names, n=1, cutoff=0.7)
     if near:

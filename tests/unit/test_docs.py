@@ -19,7 +19,7 @@ from lakemq.engine.client.consume.options import CONSUMER
 from lakemq.engine.client.producer.options import PRODUCER
 from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.namespace.config import ENGINE
-from lakemq.engine.protocol.unsupported_settings import REPLACEMENTS, UNSUPPORTED
+from lakemq.engine.protocol.unsupported_settings import unknown_name_error
 from lakemq.jobs.cli import app
 
 TEXTS = {path: path.read_text(encoding="utf-8") for path in sorted([*CHECKOUT.glob("*.md"), *DOCS.rglob("*.md")])}
@@ -108,10 +108,11 @@ def list_options_of_kafka() -> Iterator[tuple[str, str]]:
 
 def test_options_of_kafka_on_the_page_exist_or_are_refused_with_a_reason() -> None:
     own = {name.replace("_", ".") for name in [*PRODUCER.declared, *CONSUMER]} | {*TOPIC.declared}
-    others = {*ENGINE.declared, *UNSUPPORTED, *REPLACEMENTS, "enable.idempotence", "group.protocol"}
+    others = {*ENGINE.declared, "enable.idempotence", "group.protocol"}
     options = dict(list_options_of_kafka())
     assert len(options) > 30
-    assert {*options} <= own | others
+    rest = [name for name in options if name not in own | others]
+    assert [name for name in rest if "Unknown" in str(unknown_name_error(name, (), "option"))] == []
     same = {name for name, cell in options.items() if cell in ("the same", "settings of a topic, the same")}
     assert len(same) >= 12
     assert same <= own
