@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from lakemq.engine.client.consume.batch import Messages
     from lakemq.engine.client.consume.group_consumer import GroupConsumer
-    from lakemq.engine.client.consume.options import AssignKeywords, MemberKeywords, Names
+    from lakemq.engine.client.consume.options import MemberKeywords, Names, ReaderKeywords
     from lakemq.engine.client.consume.position_consumer import AssignedConsumer
     from lakemq.engine.client.fetch.fetch_result import Message
     from lakemq.engine.client.offsets import ConsumedOffsets, TopicPartition
@@ -157,7 +157,7 @@ class AsyncConnection:
 
     @overload
     def consumer(
-        self, group: str, *, assign: Sequence[str | tuple[str, int]], **options: Unpack[AssignKeywords]
+        self, group: str, *, assign: Sequence[str | tuple[str, int]], **options: Unpack[ReaderKeywords]
     ) -> AsyncConsumer[AssignedConsumer]: ...
 
     def consumer(self, group: str, **options: Any) -> AsyncConsumer[Any]:
@@ -303,11 +303,10 @@ class AsyncConsumer(Generic[C]):
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over the messages one by one, and wait for more: `async for message in consumer`.
 
-        The loop ends when the consumer is closed, and with `consumer_timeout_ms` when no message has come for so long.
+        The loop ends when the consumer is closed.
         Each message counts as read when the loop gets it. What it did not get, the next poll or loop reads.
         """
         sync, clock = self.sync, self.sync._clock
-        last_message_ms, limit_ms = clock.steady_ms(), sync._parts.iteration_timeout_ms
         while not sync._lock.is_closed:
             unseen = await self._in_polls(self._poll_unseen, lambda unseen: None)
             kept_up_ms = clock.steady_ms()
@@ -323,10 +322,6 @@ class AsyncConsumer(Generic[C]):
                     yield message
             with sync._lock.own:
                 unseen.end()
-            if unseen.messages:
-                last_message_ms = clock.steady_ms()
-            elif limit_ms is not None and clock.steady_ms() - last_message_ms >= limit_ms:
-                return
 
     def _keep_up(self, _: threading.Event) -> None:
         with self.sync._lock.own:

@@ -61,7 +61,7 @@ from .transactions.scope import TransactionScope
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from .consume.options import AssignKeywords, MemberKeywords
+    from .consume.options import MemberKeywords, ReaderKeywords
 
 _MEMBER_WAIT_MS = 1_000
 """Longest wait of a member, after which its poll notes again that the member polls."""
@@ -235,7 +235,7 @@ class LogAccess(ProcessBound):
 
     @overload
     def consumer(
-        self, group: str, *, assign: Sequence[str | tuple[str, int]], **options: Unpack[AssignKeywords]
+        self, group: str, *, assign: Sequence[str | tuple[str, int]], **options: Unpack[ReaderKeywords]
     ) -> AssignedConsumer: ...
 
     @overload
@@ -266,8 +266,6 @@ class LogAccess(ProcessBound):
         assignor: str | Sequence[str] | None = None,
         ack_mode: str | None = None,
         listener: RebalanceListener | None = None,
-        consumer_timeout_ms: int | None = None,
-        default_timeout_ms: int | None = None,
         **unknown: Any,
     ) -> Consumer:
         """Return a consumer: a member of the group, or a reader of the partitions that you assign.
@@ -297,10 +295,6 @@ class LogAccess(ProcessBound):
                 one that all its members support. Default: the member supports all.
             ack_mode: in a queue group `explicit` or `auto`, the group's `ack.mode`. Default: as the group is.
             listener: is called by `poll` when partitions come and go.
-            consumer_timeout_ms: `for message in consumer` ends when no message has come for so long. Default: it waits
-                until the consumer is closed.
-            default_timeout_ms: with `assign`, how long to wait for offsets that an open transaction holds back. Default
-                60000.
             **unknown: is refused. The error names the option that may be meant.
 
         Returns:
@@ -329,8 +323,6 @@ class LogAccess(ProcessBound):
             "assignor": assignor,
             "ack_mode": ack_mode,
             "listener": listener,
-            "consumer_timeout_ms": consumer_timeout_ms,
-            "default_timeout_ms": default_timeout_ms,
         }
         options = {**{name: value for name, value in named.items() if value is not None}, **unknown}
         assigned = parse_list("assign", assign)
@@ -361,8 +353,7 @@ class LogAccess(ProcessBound):
                 expected="topics, to join the group",
             )
         parts = self._build_parts(group, options, self._fetcher.new_waiter(threading.Event()))
-        timeout_ms = parse_whole_number("default_timeout_ms", options.get("default_timeout_ms", 60_000), 0)
-        assigned = AssignedPartitions(parts, self._find_bounds, topics, partitions, timeout_ms)
+        assigned = AssignedPartitions(parts, self._find_bounds, topics, partitions)
         return AssignedConsumer(parts, assigned, options.get("auto_offset_reset", "earliest"))
 
     def _create_member(self, group: str, topics: list[str], protocol: Any, options: dict[str, Any]) -> MemberConsumer:
@@ -383,7 +374,6 @@ class LogAccess(ProcessBound):
             raise invalid_argument("listener", listener, "a RebalanceListener")
         member_options = read_member_options(topics, config, options)
         isolation: Isolation = options.get("isolation", "read_committed")
-        _read_timeout(options)
         self._fetcher.query(lambda state: [state.topic(name).topic_id for name in topics])
         membership = Membership(
             self.requester,
@@ -414,10 +404,7 @@ class LogAccess(ProcessBound):
         isolation: Isolation = options.get("isolation", "read_committed")
         check_isolation(isolation)
         fetcher = RangeFetcher(partial(self._fetcher.fetch_ranges, RowGroupCache()), isolation)
-        timeout_ms = _read_timeout(options)
-        return ConsumerParts(
-            group, self.requester, fetcher, self._clock, waiter, self._explain_transactions, timeout_ms
-        )
+        return ConsumerParts(group, self.requester, fetcher, self._clock, waiter, self._explain_transactions)
 
     def _find_protocol(self, group: str, default: str) -> str:
         """Return the protocol of a group; default: if the group does not exist."""
@@ -530,8 +517,3 @@ class LogAccess(ProcessBound):
             return consumer
 
         return GroupStream(join_group, self._make_transaction, self._clock, self._has_spark)
-
-
-def _read_timeout(options: Mapping[str, Any]) -> int | None:
-    timeout_ms = options.get("consumer_timeout_ms")
-    return None if timeout_ms is None else parse_whole_number("consumer_timeout_ms", timeout_ms, 0)

@@ -70,6 +70,7 @@ REPLACEMENTS: dict[str, str] = {
     "auto.commit.interval.ms": _COMMITS,
     "partition.assignment.strategy": "give assignor to mq.consumer",
     "max.poll.records": _POLL,
+    "consumer.timeout.ms": "loop over consumer.until_end(), or call consumer.poll(timeout_ms=...) until nothing comes",
     "fetch.*": _POLL,
     "max.partition.fetch.bytes": _POLL,
     "key.*": _BYTES,

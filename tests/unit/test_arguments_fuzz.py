@@ -88,8 +88,12 @@ def calls(mq: Connection) -> list[tuple[str, dict[str, Any]]]:
     far: dict[str, Any] = {"delay_ms": 10**10}
     mine: dict[str, Any] = {"isolation": "read_committed", "auto_offset_reset": "latest", "heartbeat_interval_ms": 1000}
     mine |= {"topics": [TOPIC], "max_poll_interval_ms": 5000, "session_timeout_ms": 6000}
-    reading: dict[str, Any] = {"isolation": "read_committed", "default_timeout_ms": 100, "consumer_timeout_ms": 100}
-    reading |= {"topics": [], "assign": [TOPIC], "auto_offset_reset": "earliest"}
+    reading: dict[str, Any] = {
+        "isolation": "read_committed",
+        "topics": [],
+        "assign": [TOPIC],
+        "auto_offset_reset": "earliest",
+    }
     changed: dict[str, Any] = {"partitions": 2, "config": {}, "subscriptions": []}
     written: dict[str, Any] = {"data": rows(), "key": "key", "value": "value", "order_by": "n", "on_error": "fail"}
     return [

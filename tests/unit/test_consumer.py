@@ -13,6 +13,7 @@ from unit.served import CONFIG, new_name, new_topic, values
 import lakemq
 from lakemq import errors
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume import position_reader
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.offsets import FetchOffsets
 
@@ -21,6 +22,7 @@ def test_unknown_option_of_a_consumer_is_named(mq: Connection) -> None:
     for options, sentence in (
         ({"foo": 1}, r"Unknown option.*Found 'foo'\. Expected .*isolation"),
         ({"max_poll_records": 5}, r"max_poll_records is no option here: give max_records and timeout_ms to .*poll\(\)"),
+        ({"consumer_timeout_ms": 5}, r"consumer_timeout_ms is no option here: loop over consumer\.until_end\(\)"),
         ({"isolations": "read_committed"}, r"did you mean isolation\? Found 'isolations'"),
     ):
         with pytest.raises(errors.InvalidConfig, match=sentence):
@@ -116,13 +118,15 @@ def test_bad_group_name_is_refused_in_every_call(mq: Connection, topic: str):
 # -- markers and transactions ---------------------------------------------------------------------------
 
 
-def test_poll_waits_for_offsets_of_an_open_transaction(mq: Connection, group: str):
+def test_poll_waits_for_offsets_of_an_open_transaction(mq: Connection, group: str, monkeypatch: pytest.MonkeyPatch):
     topic = create_filled_topic(mq, 5)
     with mq.producer(new_name("id")) as producer:
         producer.begin_transaction()
         producer.send_offsets_to_transaction({(topic, 0): 3}, group)
+        monkeypatch.setattr(position_reader, "HELD_BACK_MS", 30)
         with pytest.raises(errors.UnstableOffsetCommit):
-            mq.consumer(group, assign=[topic], default_timeout_ms=30).poll()
+            mq.consumer(group, assign=[topic]).poll()
+        monkeypatch.undo()
         timer = threading.Timer(0.1, producer.commit_transaction)
         timer.start()
         assert texts(mq.consumer(group, assign=[topic]).poll()) == ["0.3", "0.4"]

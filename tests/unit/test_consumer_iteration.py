@@ -19,13 +19,12 @@ from lakemq.errors import StorageError
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
-ENDS_MS = 300
 WITH_POSITIONS = pytest.mark.parametrize("protocol", [None, "cooperative", "classic"])
 ALL = pytest.mark.parametrize("protocol", [None, "queue", "cooperative", "classic"])
 
 
 def create_consumer(mq: Connection, group: str, topic: str, protocol: str | None, **options: Any) -> Consumer:
-    return mq.consumer(group, **name_what_to_read(topic, protocol), consumer_timeout_ms=ENDS_MS, **options)
+    return mq.consumer(group, **name_what_to_read(topic, protocol), **options)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_messages_that_could_not_be_read_come_in_the_next_loop(
     with create_consumer(mq, group, topic, protocol) as consumer:
         with pytest.raises(StorageError):
             list(consumer)
-        assert read_texts(consumer) == [f"0.{n}" for n in range(5)]
+        assert read_texts(islice(consumer, 5)) == [f"0.{n}" for n in range(5)]
 
 
 @WITH_POSITIONS
@@ -82,6 +81,8 @@ def test_seek_and_pause_in_the_loop_apply_to_the_next_message(mq: Connection, pr
                 consumer.pause([(topic, 1)])
             elif read_values.count("0.3") == 1 and read_values[-1] == "0.3":
                 consumer.resume([(topic, 1)])
+            elif len(read_values) == 8:
+                break
         assert read_values == ["0.0", "0.1", "1.0", "0.0", "0.1", "0.2", "0.3", "1.1"]
 
 
@@ -89,14 +90,13 @@ def test_seek_and_pause_in_the_loop_apply_to_the_next_message(mq: Connection, pr
 def test_loop_ends_when_the_consumer_is_closed(mq: Connection, protocol: str | None) -> None:
     topic = new_topic(mq)
     add(mq, topic, {0: 3})
-    options = name_what_to_read(topic, protocol)
-    consumer, messages = mq.consumer(new_group(mq, protocol), **options), list[Message]()
-    for message in consumer:  # without a timeout it would wait for more
+    consumer, messages = create_consumer(mq, new_group(mq, protocol), topic, protocol), list[Message]()
+    for message in consumer:
         messages.append(message)
         if len(messages) == 2:
             consumer.close()
     assert read_texts(messages) == ["0.0", "0.1"]
-    other, messages = mq.consumer(new_group(mq, protocol), **options), []
+    other, messages = create_consumer(mq, new_group(mq, protocol), topic, protocol), []
     closing = threading.Timer(0.05, other.close)
     for message in other:
         messages.append(message)

@@ -10,6 +10,7 @@ import pytest
 from unit.served import new_topic, read_committed_offset, values
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume import position_reader
 from lakemq.engine.client.producer.producer import TransactionalProducer
 from lakemq.errors import (
     IllegalState,
@@ -271,7 +272,9 @@ def test_abort_after_an_unanswered_commit_is_refused_if_it_was_decided(
 # -- offsets --------------------------------------------------------------------------------------------
 
 
-def test_sent_offsets_are_pending_at_once(mq: Connection, topic: str, producer: TransactionalProducer):
+def test_sent_offsets_are_pending_at_once(
+    mq: Connection, topic: str, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+):
     mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
     group, name = f"group-{topic}", f"id-{topic}"
     with mq.consumer(group, assign=[topic]) as consumer:
@@ -283,7 +286,8 @@ def test_sent_offsets_are_pending_at_once(mq: Connection, topic: str, producer: 
         assert [row.pending for row in mq.groups.lag(group)] == [name]
         with pytest.raises(UnstableOffsetCommit):
             mq.groups.reset_offsets(group, topic, to="earliest")
-        with mq.consumer(group, assign=[topic], default_timeout_ms=0) as other:
+        monkeypatch.setattr(position_reader, "HELD_BACK_MS", 0)
+        with mq.consumer(group, assign=[topic]) as other:
             for call in (other.committed, other.poll):
                 with pytest.raises(UnstableOffsetCommit):
                     call()

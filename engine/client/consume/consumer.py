@@ -173,17 +173,13 @@ class Consumer(ProcessBound, ABC):
     def __iter__(self) -> Iterator[Message]:
         """Iterate over the messages one by one, and wait for more: `for message in consumer`.
 
-        The loop ends when the consumer is closed, by the loop itself or by another thread; and with
-        `consumer_timeout_ms`, when no message has come for so long. That says nothing about what is left: see `lag`.
-        Messages are read 500 at a time, but each counts as read when the loop gets it. So `position`, and a `commit`
-        without arguments, are just after the last message that the loop got; what it did not get, the next `poll` or
-        loop reads. Raises what `poll` raises.
+        The loop ends when the consumer is closed, by the loop itself or by another thread. To end where nothing is
+        left, use `until_end`. Messages are read 500 at a time, but each counts as read when the loop gets it. So
+        `position`, and a `commit` without arguments, are just after the last message that the loop got; what it did not
+        get, the next `poll` or loop reads. Raises what `poll` raises.
         """
-        # A consumer that is about to get its first partitions waits for these, and the timeout waits with it. So does a
-        # consumer that has just started while members of other processes hold unread messages. Between two messages the
-        # consumer looks from time to time whether its partitions have changed, as a poll does.
-        lock, reader, clock, timeout_ms = self._lock, self._reader, self._clock, self._parts.iteration_timeout_ms
-        last_message_ms = clock.steady_ms()
+        # Between two messages the consumer looks from time to time whether its partitions have changed, as a poll does.
+        lock, reader, clock = self._lock, self._reader, self._clock
         while True:
             with lock.own:
                 if lock.is_closed:
@@ -203,14 +199,8 @@ class Consumer(ProcessBound, ABC):
                     yield message
             with lock.own:
                 unseen.end()
-            is_hopeful = unseen.messages or reader.waits_for_partitions()
-            if is_hopeful or (timeout_ms is not None and self._waits_for_others()):
-                last_message_ms = clock.steady_ms()
-            elif timeout_ms is not None and clock.steady_ms() - last_message_ms >= timeout_ms:
-                return
             if not unseen.messages:
-                left_ms = _KEEP_UP_MS if timeout_ms is None else last_message_ms + timeout_ms - clock.steady_ms()
-                reader.rest(_POLL_MS, max(1, min(_KEEP_UP_MS, left_ms)))
+                reader.rest(_POLL_MS, _KEEP_UP_MS)
 
     def until_end(
         self,

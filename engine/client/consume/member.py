@@ -267,10 +267,6 @@ class Member(ABC):
             if (commit := partition.committed) is not None and tp in self.partitions
         }
 
-    def waits_for_partitions(self) -> bool:
-        """Return whether the member has no partitions yet, and is about to get some. Needs no lock."""
-        return not self.partitions and self.is_rebalancing
-
     def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
         """Return why a poll brought nothing. is_behind: whether something is left in the member's partitions."""
         view = self.membership.read_view(newest=False)

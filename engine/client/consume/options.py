@@ -34,13 +34,6 @@ class ReaderKeywords(TypedDict, total=False):
 
     auto_offset_reset: Literal["earliest", "latest", "none"] | None
     isolation: Isolation | None
-    consumer_timeout_ms: int | None
-
-
-class AssignKeywords(ReaderKeywords, total=False):
-    """The keywords of a consumer of assigned partitions."""
-
-    default_timeout_ms: int | None
 
 
 class MemberKeywords(ReaderKeywords, total=False):
@@ -153,21 +146,6 @@ _DECLARED = (
         ("queue",),
     ),
     ConsumerOption("listener", None, "a `RebalanceListener`", "Is called by `poll` when partitions come and go."),
-    ConsumerOption(
-        "consumer_timeout_ms",
-        None,
-        "at least 0",
-        "`for message in consumer` ends when no message has come for so long. Left out, it waits until the consumer is "
-        "closed.",
-        (*PROTOCOLS, _ASSIGN),
-    ),
-    ConsumerOption(
-        "default_timeout_ms",
-        60_000,
-        "at least 0",
-        "How long to wait for offsets that an open transaction holds back.",
-        (_ASSIGN,),
-    ),
 )
 
 CONSUMER = {option.name: option for option in _DECLARED}

@@ -50,7 +50,6 @@ class ConsumerParts:
         clock: the consumer's clock.
         waiter: waits until messages may have come.
         explain_transactions: names the open transactions that hold partitions back.
-        iteration_timeout_ms: `for message in consumer` ends when no message has come for so long; None: never.
         lock: is held for every call of the parts, unless they say otherwise.
     """
 
@@ -60,5 +59,4 @@ class ConsumerParts:
     clock: Clock
     waiter: StepWaiter
     explain_transactions: ExplainTransactions
-    iteration_timeout_ms: int | None = None
     lock: ConsumerLock = field(default_factory=ConsumerLock)

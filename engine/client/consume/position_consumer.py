@@ -15,7 +15,7 @@ from ..requests.requester import ask_with_retries
 from ..tracing import traces_commit
 from .batch import ConsumerBatch
 from .consumer import Consumer, ConsumerParts, find_offsets_to_commit
-from .position_reader import AssignedPartitions, Partitions, PositionReader, Reset
+from .position_reader import HELD_BACK_MS, AssignedPartitions, Partitions, PositionReader, Reset
 from .progress import Ends, Remainder, find_remainder_by_positions
 
 _COMMIT_MS = 60_000
@@ -140,7 +140,7 @@ class PositionConsumer(Consumer):
         A consumer of assigned partitions waits while an open transaction holds some of the offsets back.
 
         Raises:
-            UnstableOffsetCommit: that takes longer than `default_timeout_ms`.
+            UnstableOffsetCommit: that takes longer than a minute.
             ThrottlingQuotaExceeded: the sequencer was too busy with other answers all that time.
         """
         return dict(self._reader.read_committed())
@@ -166,7 +166,7 @@ class AssignedConsumer(PositionConsumer):
             UnknownTopicOrPartition, InvalidRequest: an argument is not valid.
         """
         reader = PositionReader(parts, partitions, reset)
-        super().__init__(parts, reader, partitions.timeout_ms)
+        super().__init__(parts, reader, HELD_BACK_MS)
         self._partitions = partitions
         reader.read_bounds()
 

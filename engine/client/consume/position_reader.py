@@ -92,6 +92,9 @@ class UnseenPositions:
 
 _RETRY_MS = 20
 
+HELD_BACK_MS = 60_000
+"""How long a consumer waits for committed offsets that an open transaction holds back: a transaction's default."""
+
 
 class AssignedPartitions:
     """The assigned partitions of one consumer, which holds its lock for every call."""
@@ -102,7 +105,6 @@ class AssignedPartitions:
         find_bounds: Callable[[Iterable[str], Isolation, bool], Mapping[TopicPartition, Bounds]],
         topics: Sequence[str],
         assign: Sequence[TopicPartition],
-        timeout_ms: int,
     ) -> None:
         """Name the partitions. `revoked`, which a group wants back, are none of them.
 
@@ -112,9 +114,8 @@ class AssignedPartitions:
                 the step that was read last.
             topics: topics whose partitions are all read.
             assign: single partitions that are read.
-            timeout_ms: how long to wait for committed offsets that an open transaction holds back.
         """
-        self._parts, self._find_bounds, self.timeout_ms = parts, find_bounds, timeout_ms
+        self._parts, self._find_bounds = parts, find_bounds
         self._topics, self._assigned = frozenset(topics), frozenset(assign)
         self.revoked: AbstractSet[TopicPartition] = frozenset()
         self._has_begun = False
@@ -147,11 +148,11 @@ class AssignedPartitions:
         """Return what the group has committed. Waits while an open transaction holds some of the offsets back.
 
         Raises:
-            UnstableOffsetCommit: that takes too long.
+            UnstableOffsetCommit: that takes longer than a minute.
             ThrottlingQuotaExceeded: the sequencer was too busy with other answers all that time.
         """
         request, clock = FetchOffsets(self._parts.group, list(topic_partitions)), self._parts.clock
-        deadline_ms = clock.steady_ms() + self.timeout_ms
+        deadline_ms = clock.steady_ms() + HELD_BACK_MS
         while True:
             try:
                 answer = self._parts.requester.ask(request)
@@ -174,10 +175,6 @@ class AssignedPartitions:
     def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
         """Return offsets that can be committed."""
         return ConsumedOffsets(offsets, topic_ids)
-
-    def waits_for_partitions(self) -> bool:
-        """Return False: the partitions are there from the beginning."""
-        return False
 
     def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
         """Return why a poll brought nothing. is_behind: whether something is left before the ends of the logs."""
@@ -460,10 +457,6 @@ class PositionReader:
         )
         reasons = self._partitions.explain_outcome(batch.outcome)
         batch.explain(reasons, self._parts.explain_transactions, find_held_back(bounds, offsets))
-
-    def waits_for_partitions(self) -> bool:
-        """Return whether the consumer has no partitions yet, and is about to get some. Needs no lock."""
-        return self._partitions.waits_for_partitions()
 
     def expects_messages(self, deadline_ms: float) -> bool:
         """Return whether messages are on their way, so that the poll waits a moment longer. Needs no lock."""

@@ -348,10 +348,6 @@ class QueueReader:
             if tracker.open_count
         )
 
-    def waits_for_partitions(self) -> bool:
-        """Return whether the consumer has no partitions yet, and is about to get some. Needs no lock."""
-        return self._member.waits_for_partitions()
-
     def expects_messages(self, deadline_ms: float) -> bool:
         """Return whether messages are on their way, so that the poll waits a moment longer. Needs no lock."""
         is_waiting = self._ack_sender.acquire_request is not None
