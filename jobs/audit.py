@@ -1,4 +1,4 @@
-"""Audit a namespace, or the messages of a topic: `lakemq audit`, or `python jobs/audit.py --path ...`.
+"""Audit a namespace, or the messages of a topic: `python jobs/audit.py --path ...`.
 
 An audit of a namespace checks that no message is lost, duplicated or out of place. Each invariant is an expectation of
 Great Expectations: a query over tables and views, which runs in DuckDB (`engine/client/quality/audit.py`). Data Docs

@@ -152,7 +152,7 @@ def lakemq(
 
 for command in (
     *(namespace.init, namespace.serve, namespace.step, namespace.catalog, namespace.doctor, namespace.fsck),
-    *(namespace.audit, namespace.backup, namespace.restore, status.status, status.report, publish.publish),
+    *(namespace.backup, namespace.restore, status.status, status.report, publish.publish),
     *(messages.fetch, messages.tail, groups.offsets, messages.consume, worker.worker, mirror.mirror, query.sql),
     *(query.spark_sql, transactions.describe_producers, namespace.console),
 ):

@@ -365,7 +365,7 @@ Commands that delete something permanently ask for confirmation on stderr: `topi
 code 2, and nothing changes.
 
 `publish` and `fetch` show a progress bar with rate and time left on stderr if that is a terminal. `fetch` shows none
-while its messages go to the same terminal. `doctor`, `audit`, `report` and `topics describe --keys` show there what
+while its messages go to the same terminal. `doctor`, `fsck`, `report` and `topics describe --keys` show there what
 they do, once two seconds have passed.
 
 `--output table` is for people: it escapes control characters and shows a key or value that is not UTF-8 as

@@ -338,7 +338,7 @@ class FinalTable:
                 self._crash_point("finalizing.segments_switched")
                 return True
             log.warning(
-                "Messages of step %d stay in messages: segments has other counts than their files. Run lakemq audit.",
+                "Messages of step %d stay in messages: segments has other counts than their files. Run lakemq fsck.",
                 min(blocked),
             )
             step = min(blocked) - 1

@@ -1,4 +1,4 @@
-"""Commands of a whole namespace: `init`, `serve`, `step`, `catalog`, `doctor`, `fsck`, `audit`, `backup`, `restore`."""
+"""Commands of a whole namespace: `init`, `serve`, `step`, `catalog`, `doctor`, `fsck`, `backup`, `restore`."""
 
 from __future__ import annotations
 
@@ -230,41 +230,6 @@ def fsck(
         raise typer.Exit(Exit.FAILED)
     if written:
         raise typer.Exit(Exit.REPAIRED)
-
-
-def audit(
-    docs: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write Great Expectations' Data Docs (HTML) there.")
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
-) -> None:
-    """Check the invariants of the namespace: dense offsets, rows in their places, no message lost or duplicated.
-
-    The audit reads the tables as of the last projection, whether a sequencer serves or not. Each rule is an expectation
-    of Great Expectations. Exit code 1: a rule is broken.
-    """
-    from lakemq.jobs.audit import audit as audit_of
-
-    with connect() as mq, show_activity("auditing the tables"):
-        result = audit_of(mq.namespace, docs)
-    records = [
-        {
-            "rule": outcome.rule.says,
-            "state": "ok" if not outcome.broken else "warning" if outcome.rule.is_warning else "BROKEN",
-            "table": outcome.rule.table,
-            "measured": outcome.rule.column,
-            "rows": outcome.rows,
-            "broken": outcome.broken,
-            "where": ", ".join(outcome.where),
-        }
-        for outcome in result.outcomes
-    ]
-    show(records, tuple(records[0]))
-    if get_session().output is Output.table:
-        since = "nothing was replayed" if result.after_step is None else f"replayed from step {result.after_step} on"
-        note(f"as of step {result.step}; {since}" + (f"; {docs / 'index.html'}" if docs else ""))
-    if not result.holds(strict):
-        raise typer.Exit(1)
 
 
 _COPIED = ("step", "decided_at", "object_count", "copied_count", "copied_bytes")

@@ -53,4 +53,6 @@ def _check_invariants(mq: Connection) -> Finding:
                 broken += [f"{rule.says} Not so: {', '.join(map(str, row))}" for row in rows]
     if not broken:
         return Finding("messages", True, f"all rows are in their places, as of step {audit.step}")
-    return Finding("messages", False, one_line("; ".join(broken[:_SOME])), "See all of them.", [["audit"]])
+    return Finding(
+        "messages", False, one_line("; ".join(broken[:_SOME])), "To see all of them, run `python -m lakemq.jobs.audit`."
+    )

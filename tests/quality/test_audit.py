@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from lawless_writer import ignore_protocol
-from typer.testing import CliRunner
 from unit.served import CONFIG, until
 
 import lakemq
@@ -24,7 +23,6 @@ from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import TableDamaged
 from lakemq.jobs.audit import Audit, audit, main
-from lakemq.jobs.cli import app
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import BY_NAME
 
@@ -246,25 +244,9 @@ def test_audit_warns_of_messages_with_an_explicit_partition(path: Path) -> None:
     assert (report.holds(), report.holds(strict=True)) == (True, False)
 
 
-def run(path: Path, *options: str) -> Any:
-    return CliRunner().invoke(app, ["--path", str(path), "audit", *options])
-
-
-def test_audit_command_exits_by_its_outcome_and_writes_data_docs(path: Path, tmp_path: Path) -> None:
-    docs = tmp_path / "docs"
-    result = run(path, "--output", "json", "--docs", str(docs))
-    assert result.exit_code == 0, result.output
-    assert {json.loads(line)["state"] for line in result.stdout.splitlines()} == {"ok"}
-    assert (docs / "index.html").is_file()
-    change(path, "partitions", set_where("high_watermark", 5000, topic="t"))
-    result = run(path, "--output", "json")
-    assert result.exit_code == 1
-    states = {record["measured"]: record["state"] for record in map(json.loads, result.stdout.splitlines())}
-    assert states["offsets_missing"] == "BROKEN"
-
-
-def test_audit_job_fails_and_names_the_damage(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--path", str(path)]) == 0
+def test_audit_job_fails_and_names_the_damage(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--path", str(path), "--docs", str(tmp_path / "docs")]) == 0
+    assert (tmp_path / "docs" / "index.html").is_file()
     end = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (end["job"], end["exit_code"], end["rules"]) == ("audit", 0, len(INVARIANTS))
     change(path, "partitions", set_where("high_watermark", 5000, topic="t"))

@@ -297,7 +297,7 @@ def test_modules_and_commands_that_need_an_extra_name_it(tmp_path: Path) -> None
             except MissingExtra as missing:
                 print(str(missing).rpartition(" ")[2])
         lakemq.connect("mq", create=True).close()
-        for command in ("sql x", "spark-sql", "audit", "serve --metrics-port 0", "console", "serve --console"):
+        for command in ("sql x", "spark-sql", "serve --metrics-port 0", "console", "serve --console"):
             done = CliRunner().invoke(app, ["--path", "mq", *command.split()])
             print(json.dumps([done.exit_code, done.stdout, done.stderr]))
         """,
@@ -311,7 +311,6 @@ def test_modules_and_commands_that_need_an_extra_name_it(tmp_path: Path) -> None
         for missing, extra in (
             ("duckdb", "sql"),
             ("pyspark", "spark"),
-            ("duckdb", "sql"),
             ("prometheus_client", "metrics"),
             ("uvicorn", "console"),
             ("uvicorn", "console"),

@@ -20,7 +20,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "catalog": ("lakemq catalog", "lakemq catalog --as-of 2026-01-31T12:00:00"),
     "doctor": ("lakemq doctor", "lakemq doctor --no-spark --output json"),
     "fsck": ("lakemq fsck", "lakemq fsck --repair"),
-    "audit": ("lakemq audit --strict --docs data/docs",),
     "backup": ("lakemq backup s3://copies/mq --verify",),
     "restore": (
         "lakemq --path data/restored restore backups",
