@@ -600,17 +600,6 @@ def count_missing_files(segments: TableHandle, live: LiveState) -> int:
     return int(pc.count_distinct(rows.filter(is_late).column("file_id")).as_py())
 
 
-def find_damaged_files(files: Files, segments: TableHandle, live: LiveState) -> dict[str, str]:
-    """Return the files that `segments` names and that are not there as they were written: name -> what was found."""
-    damaged: dict[str, str] = {}
-    for file in list_named_files(read_named_rows(segments, live)[0]):
-        try:
-            _read_metadata(files, file)
-        except (OSError, ValueError) as error:
-            damaged[file.name] = " ".join(str(error).split())
-    return damaged
-
-
 def _find_file(files: Files, file: NamedFile) -> tuple[NewFile, bool] | None:
     """Return the file for a commit, and whether it was rewritten.
 

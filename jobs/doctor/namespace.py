@@ -26,7 +26,7 @@ from lakemq.engine.client.groups.stalls import write_advice
 from lakemq.engine.client.operator_tools import Observation, Observer
 from lakemq.engine.client.sequencers import find_store_now_ms, read_leadership
 from lakemq.engine.maintenance.final_files import measure_final_lag_ms
-from lakemq.engine.maintenance.final_table import find_damaged_files
+from lakemq.engine.maintenance.final_table import list_named_files, read_named_rows
 from lakemq.engine.maintenance.retention import read_live_state
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import file_name
@@ -346,12 +346,11 @@ def check_data_files(mq: Connection) -> Finding:
         # rows that are only in steps get their file with the next projection
         unwritten = pa.array(list(reader.find_step_rows(segments)), pa.int64())
         needed[topic.topic] = segments.filter(pc.invert(pc.is_in(segments.column("file_id"), unwritten)))
-    pairs = [
-        zip(segments["file_id"].to_pylist(), segments["footer_hash"].to_pylist(), strict=True)
-        for segments in needed.values()
-    ]
-    footers = {file_id: footer for of_topic in pairs for file_id, footer in of_topic}
-    topics = {file_id: topic for topic, rows in needed.items() for file_id in rows["file_id"].unique().to_pylist()}
+    footers, topics = dict[int, int | None](), dict[int, str]()
+    for topic_name, rows in needed.items():
+        ids = rows["file_id"].to_pylist()
+        footers |= zip(ids, rows["footer_hash"].to_pylist(), strict=True)
+        topics |= dict.fromkeys(ids, topic_name)
     wrong = verify_files(mq.namespace.files, footers, topics)
     if not wrong:
         return Finding("data files", True, f"all {len(footers)} exist and are unchanged")
@@ -383,11 +382,13 @@ def check_final_messages(mq: Connection, observer: Observer) -> Finding:
     if lag_ms > _FINAL_INTERVALS * interval_ms:
         text = f"messages have waited for {lag_ms // 1000} s to become final; final.interval.ms is {interval_ms}"
         return Finding("final messages", False, text, "Look at the log of the sequencer, and at the room of the store.")
-    damaged = find_damaged_files(store.files, store.open(SEGMENTS), live)
+    named = {file.file_id: file for file in list_named_files(read_named_rows(store.open(SEGMENTS), live)[0])}
+    footers = {file_id: file.footer_hash for file_id, file in named.items()}
+    damaged = verify_files(store.files, footers, {file_id: file.topic for file_id, file in named.items()})
     if not damaged:
         return Finding("final messages", True, "all files exist and are unchanged")
-    name, flaw = next(iter(damaged.items()))
-    text = one_line(f"{len(damaged)} files of final_messages are missing or damaged: {name} ({flaw})")
+    file_id, flaw = next(iter(damaged.items()))
+    text = one_line(f"{len(damaged)} files of final_messages are missing or damaged: {named[file_id].name} ({flaw})")
     return Finding(
         "final messages", False, text, "Restore them from a backup. The check of data files names what fetches need."
     )
