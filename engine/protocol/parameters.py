@@ -74,11 +74,11 @@ _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 _FLAGS = {"true": True, "false": False}
 
 
-_DURATION = re.compile(r"([0-9]{1,15})(ms|s|m|h|d)")
-_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"([0-9]{1,15})(ms|s|m|min|h|d)")
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def _in_milliseconds(raw: object) -> object:
+def to_milliseconds(raw: object) -> object:
     """Return a duration such as `5s` as its number of milliseconds, and any other value unchanged."""
     match = _DURATION.fullmatch(raw) if isinstance(raw, str) else None
     return int(match[1]) * _MILLISECONDS[match[2]] if match else raw
@@ -134,7 +134,7 @@ class Parameter:
         listed = re.split(r"\s*,\s*|\s+", raw.strip()) if isinstance(raw, str) else raw
         if not isinstance(listed, list | tuple) or not listed:
             return None
-        numbers = [self._whole_number(_in_milliseconds(element)) for element in listed]
+        numbers = [self._whole_number(to_milliseconds(element)) for element in listed]
         return None if None in numbers else tuple(number for number in numbers if number is not None)
 
     def _whole_number(self, raw: object) -> int | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import lakemq
 
 from ...protocol.errors import InvalidConfig
+from ...protocol.parameters import to_milliseconds
 from ..arguments import check_unit, invalid_argument, parse_choice, parse_group_name, parse_path, parse_whole_number
 from ..fetch.rows import Isolation
 from ..schemas import SchemaRule
@@ -39,9 +40,6 @@ NO_TABLES = (
 
 _QUERY_NAME = "queryname"
 """Spark adds this to the options of a stream that has a name."""
-
-_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"\s*(\d{1,12})\s*(ms|s|min|m|h|d)\s*")
 
 
 class OptionParser:
@@ -108,10 +106,10 @@ class OptionParser:
         value = self.get(name)
         if value is None:
             return default_ms
-        match = _DURATION.fullmatch(value.lower())
-        if match is None:
+        duration_ms = to_milliseconds("".join(value.lower().split()))
+        if not isinstance(duration_ms, int):
             raise invalid_argument(name, value, "a duration such as 15m, 30s or 500ms", InvalidConfig)
-        return int(match[1]) * _UNIT_MS[match[2]]
+        return duration_ms
 
     def topics(self, name: str) -> tuple[str, ...]:
         """Parse topics separated by commas: at least one, each once."""
