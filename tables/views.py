@@ -1,6 +1,6 @@
 """The views of a namespace, in the SQL that Spark and DuckDB share; `{database}` stands for the database's name."""
 
-__all__ = ["VIEWS", "VIEW_COLUMNS"]
+__all__ = ["LOG_VIEWS", "VIEWS", "VIEW_COLUMNS"]
 
 
 # The columns of the views, as Spark schema strings. A test compares them with what the queries give.
@@ -143,7 +143,7 @@ FROM (
 ) l
 WHERE l.origin = 'dead_letter'"""
 
-_LOG_VIEWS: dict[str, str] = {
+LOG_VIEWS: dict[str, str] = {
     "log": _WHOLE_LOG,
     "log_committed": _LOG_COMMITTED,
     "dead_lettered": _DEAD_LETTERED,
@@ -436,7 +436,7 @@ FROM {_current("schedules", "name")} s"""
 
 VIEWS: dict[str, str] = {
     **_TOPICS_VIEWS,
-    **_LOG_VIEWS,
+    **LOG_VIEWS,
     **_TRANSACTIONS_VIEWS,
     **_GROUPS_VIEWS,
     **_DELAYS_VIEWS,

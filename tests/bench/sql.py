@@ -1,4 +1,4 @@
-"""The time of SQL: the queries of docs/sql.md's views in both engines, a range of offsets, the start of `spark-sql`."""
+"""The time of SQL: the queries of docs/sql.md's views in both engines, and the start of `spark-sql`."""
 
 import re
 import resource
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-from figures import Figure, measure_in_turn, median, seconds
+from figures import Figure, seconds
 from serving import run_sequencer
 from without_jvm import rows
 
@@ -22,7 +22,6 @@ from lakemq.spark import spark_session
 
 PAGE = Path(__file__).parents[2] / "docs/sql.md"
 PUBLISHES, COMMITS, PARTITIONS = 200, 1_000, 4
-PART = "SELECT count(value) AS n FROM log WHERE topic = 'clicks' AND partition = 1 AND offset BETWEEN 1000 AND 1999"
 
 
 def run(count: int, commits: int) -> Iterator[Figure]:
@@ -35,12 +34,6 @@ def run(count: int, commits: int) -> Iterator[Figure]:
             for view, query in _queries():
                 best_s = min(seconds(lambda query=query: _ask(mq, query)) for _ in range(3))
                 yield Figure(f"lakemq sql, {view}", best_s, "s", 3, "<=", "best of 3")
-            whole = PART.replace("AND offset", "AND offset + 0")
-            narrow, all_files = measure_in_turn([lambda: _ask(mq, PART), lambda: _ask(mq, whole)], 5)
-            note = f"{median(narrow) * 1e3:.0f} and {median(all_files) * 1e3:.0f} ms"
-            yield Figure(
-                "lakemq sql, a range of offsets over all", median(narrow) / median(all_files), "x", 1, "<=", note
-            )
         yield from _start(path)
         yield from _in_spark(path)
 

@@ -36,6 +36,7 @@ from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.codec.few_rows import FewRows, rows_to_table
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges, RangesWritten
 from lakemq.engine.protocol.values.topics import TopicRef
+from lakemq.errors import TableDamaged
 from lakemq.jobs.audit import audit
 from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.tables import views
@@ -371,6 +372,22 @@ def test_views_show_the_same_from_published_and_final_files(mq: Connection, mq_c
         query = of_offset.format(message.partition, message.offset)
         assert mq.sql(query, wait_ms=9_000).column("value").to_pylist() == [message.value]
     assert find_broken_rules(mq) == []
+
+
+def test_sql_reads_no_published_file_whose_messages_are_final(tmp_path: Path, mq_clock: MovableClock) -> None:
+    path = tmp_path / "mq"
+    with serve(path, mq_clock, CONFIG) as mq:
+        mq.topics.create("a")
+        mq.publish("a", pa.table({"value": ["0", "1"]}))
+        read_from_final_files(mq, mq_clock)
+        for file in (path / "messages").glob("*.parquet"):
+            file.write_bytes(b"")
+        mq.publish("a", pa.table({"value": ["2"]}))
+    with lakemq.connect(path) as mq:
+        for view in ("log", "log_committed"):
+            assert mq.sql(f"SELECT value FROM {view} ORDER BY offset").column("value").to_pylist() == [b"0", b"1", b"2"]
+        with pytest.raises(TableDamaged, match="Parquet"):
+            mq.sql("SELECT value FROM messages")
 
 
 def find_broken_rules(mq: Connection) -> list[tuple[str, str, tuple[str, ...]]]:

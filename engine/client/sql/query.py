@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from ...namespace.namespace import Namespace
     from ...namespace.step_reader import Snapshot
-    from .spark_sql import LogRange, Translation
 
 
 _BATCH_ROWS = 10_000
@@ -226,11 +225,11 @@ def _prepare(
 ) -> tuple[duckdb.DuckDBPyConnection, str]:
     """Return a DuckDB that has all that the statements name, and the statements in its dialect."""
     text = parse_text("query", text)
-    text, ranges = _translate_spark_sql(text) if dialect is SqlDialect.spark else (text, ())
+    text = _translate_spark_sql(text) if dialect is SqlDialect.spark else text
     with _explain_merges(namespace, snapshot), store_errors():
         connection = connect_duckdb(namespace, allow_files, snapshot, memory_mb=memory_mb)
-        for log_range in ranges:
-            _add_range(connection, namespace, snapshot, log_range)
+        with _explain_errors(text, allow_files, connection):
+            _narrow_log_views(connection, namespace, snapshot, text)
     for name in find_live_names(text, live):
         connection.from_arrow(live[name]()).create_view(name)
     if not allow_files:
@@ -241,7 +240,11 @@ def _prepare(
 
 def find_live_names(text: str, live: LiveReaders) -> list[str]:
     """Return the live tables that a text may name. The others are not read."""
-    return [name for name in live if re.search(rf"\b{name}\b", text, re.IGNORECASE)]
+    return [name for name in live if _may_name(text, name)]
+
+
+def _may_name(text: str, table: str) -> bool:
+    return re.search(rf"\b{table}\b", text, re.IGNORECASE) is not None
 
 
 def _refuse_copies(connection: duckdb.DuckDBPyConnection, text: str) -> None:
@@ -318,7 +321,7 @@ def _build_read_error(reason: str) -> LakeMQError:
     return StorageError("A file of a table cannot be read.", found=reason)
 
 
-def _translate_spark_sql(text: str) -> Translation:
+def _translate_spark_sql(text: str) -> str:
     with needs("sql"):
         import duckdb
 
@@ -335,22 +338,28 @@ def _translate_spark_sql(text: str) -> Translation:
         ) from None
 
 
-def _add_range(
-    connection: duckdb.DuckDBPyConnection, namespace: Namespace, snapshot: Snapshot, log_range: LogRange
+def _narrow_log_views(
+    connection: duckdb.DuckDBPyConnection, namespace: Namespace, snapshot: Snapshot, text: str
 ) -> None:
-    """Create the view of a range in its schema: the same view, but over the files that can hold its rows."""
-    from lakemq.tables.specs.messages import MESSAGES, file_stem
-    from lakemq.tables.views import VIEWS
+    """Let the views of the log that a text may name read only the data files that `segments` names.
 
-    query = f"SELECT DISTINCT file_id FROM segments WHERE kind = 'data' AND {log_range.condition}"
+    `messages` keeps published files for some minutes after their messages have become final. DuckDB would read them,
+    because it does not infer from the join which files have no rows of it.
+    """
+    from lakemq.tables.specs.messages import file_stem
+    from lakemq.tables.views import LOG_VIEWS
+
+    names = [name for name in LOG_VIEWS if _may_name(text, name)]
+    if not names:
+        return
+    query = "SELECT DISTINCT file_id FROM segments WHERE kind = 'data'"
     stems = {file_stem(file_id) for (file_id,) in connection.execute(query).fetchall()}
     files = [file for file in snapshot.handles[MESSAGES.name].files() if PurePosixPath(file.path).stem in stems]
-    rows = f"messages of {log_range.schema}"
-    connection.from_arrow(_open_data_files(namespace, files)).create_view(rows)
+    connection.from_arrow(_open_data_files(namespace, files)).create_view("messages of the log")
     (database,) = connection.execute("SELECT current_schema()").fetchone() or ("",)
-    view = VIEWS[log_range.view].replace("{database}.messages", f'"{rows}"').format(database=f'"{database}"')
-    connection.execute(f'CREATE SCHEMA "{log_range.schema}"')
-    connection.execute(f'CREATE VIEW "{log_range.schema}"."{log_range.view}" AS {view}')
+    for name in names:
+        view = LOG_VIEWS[name].replace("{database}.messages", '"messages of the log"')
+        connection.execute(f"CREATE OR REPLACE VIEW {name} AS " + view.format(database=f'"{database}"'))
 
 
 def _open_inbox(namespace: Namespace) -> ds.Dataset:

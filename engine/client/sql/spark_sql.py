@@ -1,138 +1,14 @@
-"""Spark's SQL in DuckDB, and the files that a statement needs.
-
-Translate Spark's SQL to DuckDB's, so that both engines run the same text.
-"""
+"""Translate Spark's SQL to DuckDB's, so that both engines run the same text."""
 
 import logging
 import re
-from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 from sqlglot.parsers.spark import SparkParser
-
-from lakemq.tables import views
-
-# Read only the files that can hold the offsets which a statement asks for.
-#
-# A view of the log joins segments to the rows of all files. No engine infers from an offset which files can hold it. So
-# this turns the comparisons in WHERE into a condition on segments. It redirects a reference to a view of the log that
-# stands alone in its FROM to a schema of its own, whose view reads only the files that the condition selects. The WHERE
-# clause itself stays unchanged, and a reference that is not understood reads all files.
-
-
-_SAME_IN_SEGMENTS = ("topic", "partition")
-_LITERAL = (exp.Literal, exp.Neg, exp.Paren, exp.Add, exp.Sub, exp.Mul)
-_MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {
-    exp.EQ: exp.EQ,
-    exp.GT: exp.LT,
-    exp.GTE: exp.LTE,
-    exp.LT: exp.GT,
-    exp.LTE: exp.GTE,
-}
-_FIRST, _LAST = "base_offset", "last_offset"
-# With more values in an IN, the condition costs more than it saves, and is nested deeper than DuckDB allows.
-_MAX_IN_VALUES = 100
-
-
-class LogRange(NamedTuple):
-    """A redirected reference to a view of the log, now `schema`.`view`.
-
-    condition: DuckDB's SQL over `segments`, in parentheses.
-    """
-
-    schema: str
-    view: str
-    condition: str
-
-
-def replace_log_views(statement: exp.Expr, ranges: list[LogRange]) -> None:
-    """Redirect the references of a query that ask for a part of the log, and add them to `ranges`."""
-    if any(cte.alias.lower() in views._LOG_VIEWS for cte in statement.find_all(exp.CTE)):
-        return
-    for select in list(statement.find_all(exp.Select)):
-        table = _find_only_source(select)
-        if table is None:
-            continue
-        conditions = list(_yield_segment_conditions(select.args["where"].this, table.alias_or_name.lower()))
-        if not conditions:
-            continue
-        schema = f"range {len(ranges) + 1}"
-        condition = exp.paren(exp.and_(*conditions)).sql("duckdb", identify=True)
-        ranges.append(LogRange(schema, table.name.lower(), condition))
-        table.set("db", exp.to_identifier(schema, quoted=True))
-
-
-def _find_only_source(select: exp.Select) -> exp.Table | None:
-    """Return the view of the log if the query selects from it alone; None otherwise."""
-    source, where = select.args.get("from_"), select.args.get("where")
-    table = source.this if source is not None and where is not None else None
-    if not isinstance(table, exp.Table) or table.name.lower() not in views._LOG_VIEWS:
-        return None
-    is_plain = all(name in ("this", "alias") for name, value in table.args.items() if value)
-    renames = isinstance(table.args.get("alias"), exp.TableAlias) and table.args["alias"].columns
-    more = any(select.args.get(name) for name in ("joins", "laterals", "sample"))
-    # a column of three parts names the schema, which would change
-    names_schema = any(column.args.get("db") for column in select.find_all(exp.Column))
-    return table if is_plain and not renames and not more and not names_schema else None
-
-
-def _yield_segment_conditions(part: exp.Expr, source: str) -> Iterator[exp.Expr]:
-    """Yield a condition on segments for each part of WHERE that compares a column with literals."""
-    part = part.unnest()
-    if isinstance(part, exp.And):
-        for operand in part.flatten():
-            yield from _yield_segment_conditions(operand, source)
-    elif (condition := _build_segment_condition(part, source)) is not None:
-        yield condition
-
-
-def _build_segment_condition(part: exp.Expr, source: str) -> exp.Expr | None:
-    if isinstance(part, exp.Between):
-        low, high = part.args["low"], part.args["high"]
-        bounds = [exp.GTE(this=part.this, expression=low), exp.LTE(this=part.this, expression=high)]
-        conditions = [_build_segment_condition(bound, source) for bound in bounds]
-        return exp.and_(*conditions) if None not in conditions and not part.args.get("symmetric") else None
-    if isinstance(part, exp.In):
-        if not 0 < len(part.expressions) <= _MAX_IN_VALUES:
-            return None
-        conditions = [
-            _build_segment_condition(exp.EQ(this=part.this, expression=value), source) for value in part.expressions
-        ]
-        return exp.or_(*conditions) if None not in conditions else None
-    if type(part) not in _MIRRORED:
-        return None
-    kind, column, right = type(part), part.this.unnest(), part.expression.unnest()
-    if isinstance(right, exp.Column):
-        kind, column, right = _MIRRORED[kind], right, column
-    name = _find_column_name(column, source)
-    if name is None or not all(isinstance(node, _LITERAL) for node in right.walk()):
-        return None
-    return _widen_to_segment(kind, name, right)
-
-
-def _find_column_name(node: exp.Expr, source: str) -> str | None:
-    if not isinstance(node, exp.Column) or node.table.lower() not in ("", source):
-        return None
-    name = node.name.lower()
-    return name if name in (*_SAME_IN_SEGMENTS, "offset") else None
-
-
-def _widen_to_segment(kind: type[exp.Expr], name: str, value: exp.Expr) -> exp.Expr:
-    """Return the condition that a segment may hold a row for which the comparison is true."""
-
-    def compare(kind: type[exp.Expr], column: str) -> exp.Expr:
-        return kind(this=exp.column(column), expression=value.copy())
-
-    if name in _SAME_IN_SEGMENTS:
-        return compare(kind, name)
-    if kind is exp.EQ:
-        return exp.and_(compare(exp.LTE, _FIRST), compare(exp.GTE, _LAST))
-    return compare(kind, _LAST if kind in (exp.GT, exp.GTE) else _FIRST)
-
 
 # sqlglot warns on stderr about statements that it does not translate
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
@@ -197,25 +73,14 @@ class _Spark4(Spark):
         }
 
 
-class Translation(NamedTuple):
-    """A translated text. ranges: the views of the log that it needs."""
-
-    text: str
-    ranges: tuple[LogRange, ...] = ()
-
-
-def translate_to_duckdb(text: str) -> Translation:
+def translate_to_duckdb(text: str) -> str:
     """Translate statements of Spark's SQL to DuckDB's. Raises NotSparkSql.
 
     Names are quoted, in case they are reserved words. What means something else in DuckDB becomes a macro: a cast to
     text becomes `as_text`, which decodes bytes.
     """
-    ranges: list[LogRange] = []
     try:
-        statements = _parse(text)
-        # another statement before it may redefine the names of the views
-        narrows = len(statements) == 1 or all(isinstance(statement, exp.Query) for statement in statements)
-        translated = ";\n".join(_to_duckdb(statement, ranges if narrows else None) for statement in statements)
+        return ";\n".join(map(_to_duckdb, _parse(text)))
     except ParseError as error:
         details = error.errors[0] if error.errors else {}
         at = f" in line {details.get('line')}, column {details.get('col')}" if details.get("line") else ""
@@ -224,20 +89,17 @@ def translate_to_duckdb(text: str) -> Translation:
         raise NotSparkSql(str(error)) from None
     except RecursionError:
         raise NotSparkSql("it is nested too deeply") from None
-    return Translation(translated, tuple(ranges))
 
 
 def _parse(text: str) -> list[exp.Expr]:
     return [statement for statement in sqlglot.parse(text, read=_Spark4) if statement is not None]
 
 
-def _to_duckdb(statement: exp.Expr, ranges: list[LogRange] | None) -> str:
+def _to_duckdb(statement: exp.Expr) -> str:
     if isinstance(statement, exp.Command):
-        return _translate_command(statement, ranges)
+        return _translate_command(statement)
     if isinstance(statement, exp.Query):
         _name_columns(statement)
-        if ranges is not None:
-            replace_log_views(statement, ranges)
     return _translate(statement).sql("duckdb", identify=True, unsupported_level=ErrorLevel.RAISE)
 
 
@@ -249,14 +111,14 @@ def _name_columns(query: exp.Query) -> None:
             column.replace(exp.alias_(column.copy(), name, quoted=True))
 
 
-def _translate_command(command: exp.Command, ranges: list[LogRange] | None) -> str:
+def _translate_command(command: exp.Command) -> str:
     """Translate SHOW, which is the same in both, and EXPLAIN, which holds a statement and perhaps DuckDB's options."""
     rest = command.text("expression").strip()
     if command.name.upper() != "EXPLAIN":
         return f"{command.name} {rest}"
     options = _EXPLAIN_OPTIONS.match(rest)
     how = options.group() if options else ""
-    return f"{command.name} {how}{';'.join(_to_duckdb(statement, ranges) for statement in _parse(rest[len(how) :]))}"
+    return f"{command.name} {how}{';'.join(map(_to_duckdb, _parse(rest[len(how) :])))}"
 
 
 def _function_name(node: Any) -> str:
