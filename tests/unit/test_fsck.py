@@ -212,15 +212,14 @@ def test_damage_is_named_and_repaired(damage: str, young: Path, path: Path) -> N
 
 
 def lose_entries_before_base(path: Path, table: str) -> None:
-    """Lose all entries of a table since its last checkpoint, and with them rows that only merged tables have."""
+    """Lose all entries of a table since its first checkpoint, and with them rows that only merged tables have."""
     log = path / table / "_delta_log"
-    last = max(int(file.name[:20]) for file in log.glob("*.checkpoint.parquet"))
+    checkpoints = sorted(log.glob("*.checkpoint.parquet"))
     for entry in log.glob("*.json"):
-        if int(entry.stem) >= last:
+        if entry.name[:20] >= checkpoints[0].name[:20]:
             entry.unlink()
-    for checkpoint in log.glob(f"{last:020d}.checkpoint.parquet"):
-        checkpoint.unlink()
-    (log / "_last_checkpoint").unlink()
+    for file in (*checkpoints, log / "_last_checkpoint"):
+        file.unlink()
 
 
 def forget_foreign_commit(path: Path, table: str) -> None:
