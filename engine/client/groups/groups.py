@@ -87,7 +87,7 @@ class Groups(ProcessBound):
         offsets_for_times: OffsetsForTimes,
         offsets_retention_ms: int,
         time_ms: Callable[[], int],
-        read_consumption: Callable[[int], Consumption | None],
+        read_consumption: Callable[[State], Consumption | None],
         read_notes: Callable[[State], MemberNotes],
     ) -> None:
         """Groups of one connection.
@@ -98,7 +98,7 @@ class Groups(ProcessBound):
             offsets_for_times: finds the first message from a time on.
             offsets_retention_ms: the namespace's retention of committed offsets.
             time_ms: returns the time of the store.
-            read_consumption: takes the time; returns what all groups had done a minute before; None: it cannot be read.
+            read_consumption: returns what all groups have done lately; None if that cannot be read.
             read_notes: returns what processes have noted of members.
         """
         self._state, self._requester, self._offsets_for_times = state, requester, offsets_for_times
@@ -307,7 +307,7 @@ class Groups(ProcessBound):
         """
         chosen_states = {parse_choice("states", state, [*GroupStatus]) for state in parse_list("states", states)}
         state, now_ms = self._state(), self._time_ms()
-        consumption = self._read_consumption(now_ms) if parse_flag("rates", rates) else None
+        consumption = self._read_consumption(state) if parse_flag("rates", rates) else None
         notes = self._read_notes(state)
         groups = (
             describe_group(state, name, self._retention_ms, now_ms, consumption, notes)
@@ -324,7 +324,7 @@ class Groups(ProcessBound):
         """Return one group. Raises GroupIdNotFound, InvalidGroupId."""
         name, state, now_ms = parse_group_name(group), self._state(), self._time_ms()
         notes = self._read_notes(state)
-        return describe_group(state, name, self._retention_ms, now_ms, self._read_consumption(now_ms), notes)
+        return describe_group(state, name, self._retention_ms, now_ms, self._read_consumption(state), notes)
 
     def members(self, group: str) -> builtins.list[MemberInfo]:
         """Return the members in the order in which they joined. Raises GroupIdNotFound, InvalidGroupId."""

@@ -131,12 +131,10 @@ class Consumption:
     """The offsets that groups were done with at the end of a minute.
 
     Attributes:
-        begin_ms: the end of that minute.
-        window_ms: time from then to now: one to two minutes.
+        window_ms: time from then to the newest step: one to two minutes.
         done: group -> topic -> offsets.
     """
 
-    begin_ms: int
     window_ms: int
     done: Mapping[str, Mapping[str, int]]
 
@@ -145,8 +143,6 @@ class Consumption:
 
         A reset backwards counts as nothing.
         """
-        if state.now_ms < self.begin_ms:
-            return 0.0  # the newest sample may be older than the newest step, and no step came since
         if group not in self.done:
             return None
         now = {topic: build_sample(state, (topic, group), 0).offsets or 0 for topic in self.done[group]}
@@ -154,9 +150,9 @@ class Consumption:
         return round(1000 * count / self.window_ms, 3)
 
 
-def read_consumption(store: Store, now_ms: int) -> Consumption | None:
-    """Return what all groups had done a minute before `now_ms`, by the store's clock; None: `samples` is lost."""
-    begin_ms = find_minute(now_ms - MINUTE_MS)
+def read_consumption(store: Store, state: State) -> Consumption | None:
+    """Return what all groups had done a minute before the newest step; None if the table of samples is lost."""
+    begin_ms = find_minute(state.now_ms - MINUTE_MS)
     try:
         rows = store.open(SAMPLES).read(("step", "topic", "group", "offsets"), pc.field("minute_ms") < begin_ms)
     except (FileNotFoundError, NotATable):
@@ -166,4 +162,4 @@ def read_consumption(store: Store, now_ms: int) -> Consumption | None:
     done: dict[str, dict[str, int]] = {}
     for row in rows.filter((pc.field("group") != "") & pc.field("offsets").is_valid()).to_pylist():
         done.setdefault(row["group"], {})[row["topic"]] = row["offsets"]
-    return Consumption(begin_ms, now_ms - begin_ms, done)
+    return Consumption(state.now_ms - begin_ms, done)
