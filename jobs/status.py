@@ -58,8 +58,7 @@ class Status:
 
     Attributes:
         in_per_s: topic -> offsets appended per second, transaction markers included.
-        out_per_s: offsets per second that groups committed or acknowledged over the last one to two minutes; None: no
-            group is as old.
+        out_per_s: offsets per second that groups committed or acknowledged over the last minute; None: unknown.
         space: the room on the disk; None for an object store.
     """
 
@@ -96,7 +95,7 @@ def read_status(mq: Connection, observer: Observer, before: Sample, now: Sample)
 def _read_status(mq: Connection, observation: Observation, before: Sample, now: Sample) -> Status:
     seconds = now.monotonic_s - before.monotonic_s
     groups = observation.groups.all()
-    rates = [group.consumption_rate for group in groups if group.consumption_rate is not None]
+    rates = [group.consumption_rate for group in groups]
     return Status(
         path=mq.namespace.path,
         now_ms=find_store_now_ms(mq.namespace.files),
@@ -107,7 +106,7 @@ def _read_status(mq: Connection, observation: Observation, before: Sample, now: 
             topic: _rate(end - before.end_offsets.get(topic, 0), seconds) for topic, end in now.end_offsets.items()
         },
         groups=groups,
-        out_per_s=round(sum(rates), 1) if rates or not groups else None,
+        out_per_s=None if None in rates else round(sum(rate or 0.0 for rate in rates), 1),
         open_transactions=sorted(observation.transactions.all(("Ongoing",)), key=lambda info: -(info.open_ms or 0)),
         space=read_free_space(mq.namespace.files),
     )

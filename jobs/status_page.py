@@ -62,7 +62,7 @@ def _draw_figures(status: Status, outlook: Outlook | None) -> RenderableType:
         "last step": f"{status.leadership.step:,}, {status.leadership.silent_ms / 1000:.1f} s ago",
         "steps/s": f"{status.steps_per_s:,.1f}",
         "messages in/s": f"{sum(status.in_per_s.values()):,.1f}",
-        "messages out/s": "no rate yet" if status.out_per_s is None else f"{status.out_per_s:,.1f} (last minutes)",
+        "messages out/s": "unknown" if status.out_per_s is None else f"{status.out_per_s:,.1f} (last minute)",
         "disk": "an object store" if status.space is None else describe_free_space(status.space),
         "delayed, due in": "; ".join(f"{minutes} min: {count:,}" for minutes, count in due) or "counting",
     }

@@ -356,7 +356,7 @@ class Connection(LogAccess):
             self._fetcher.offsets_for_times,
             retention_ms,
             time_ms,
-            partial(read_consumption, store),
+            lambda: read_consumption(store, time_ms()),
             partial(read_member_notes, self.namespace.files, self._fetcher.describe_deletion),
         )
 

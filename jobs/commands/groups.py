@@ -79,8 +79,7 @@ def describe(
     heartbeats or does not poll, an open transaction, and in a queue group unacknowledged messages (JSON: stalls).
     expires_at: when the committed offsets are deleted if the group stays unused. delay_left_ms: how much longer the
     group waits for lost or new members before it assigns partitions. consumption_rate: offsets per second over the
-    last one to two minutes (rate_window_ms in JSON); a group that is younger has none. --settings: all settings of the
-    group, and whether each is set or a default.
+    last minute (rate_window_ms in JSON). --settings: all settings of the group, and whether each is set or a default.
     """
     if state + members + settings > 1:
         raise typer.BadParameter("give only one of them", param_hint="--state, --members, --settings")

@@ -37,8 +37,8 @@ def status(
     """Show what the namespace does, refreshed each second: leader, rates, disk, topics, groups, transactions, findings.
 
     in_per_s counts offsets that were appended since the last refresh. out_per_s counts offsets that groups committed or
-    acknowledged over the last one to two minutes. Delayed messages that are due soon, dead letters, and the doctor's
-    findings are read every ten seconds. The page needs no sequencer, and sends it no requests. Ctrl-C ends it.
+    acknowledged over the last minute. Delayed messages that are due soon, dead letters, and the doctor's findings are
+    read every ten seconds. The page needs no sequencer, and sends it no requests. Ctrl-C ends it.
     """
     live = not once and get_session().output is Output.table and sys.stdout.isatty()
     with collect_rarely(), connect() as mq:

@@ -193,7 +193,7 @@ class GroupStateRow:
     unacknowledged: int = column(INT64, "Messages of a queue group that members have and have not acknowledged.")
     delay_left_ms: int = column(INT64, "How much longer it waits for lost or new members; 0: it does not wait.")
     consumption_rate: float | None = optional(
-        _RATE, "Offsets per second that it got done with in the last one to two minutes; null: it is younger."
+        _RATE, "Offsets per second that it got done with in the last minute; null: not known."
     )
     waits_for: list[str] = column(pa.list_(TEXT), "What holds it up, as sentences: those of group_waits.")
 

@@ -24,7 +24,7 @@ def make_groups(story: Story, passed_ms: int = 0, *overdue: OverdueMember) -> Gr
     """Return the groups of the story, some time after its last line."""
     unused: Any = None
     now_ms, notes = story.mq.state.now_ms + passed_ms, MemberNotes(overdue)
-    return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda _: None, lambda _: notes)
+    return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: notes)
 
 
 # -- how long a rebalance waits -------------------------------------------------------------------------------

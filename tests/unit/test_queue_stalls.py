@@ -17,7 +17,7 @@ from lakemq.jobs.doctor import namespace as doctor
 
 def make_groups(world: QueueWorld) -> Groups:
     core, clock = world.core, world.clock
-    return Groups(lambda: core.state, world, None, 1_000_000, lambda: clock.ms, lambda _: None, lambda _: NO_NOTES)  # type: ignore[arg-type]
+    return Groups(lambda: core.state, world, None, 1_000_000, lambda: clock.ms, lambda: None, lambda _: NO_NOTES)  # type: ignore[arg-type]
 
 
 def find_stalls(world: QueueWorld) -> list[Stall]:

@@ -13,6 +13,7 @@ from ...protocol.values.assignments import (
     GroupMember,
     GroupStatus,
     PartitionStatus,
+    TopicIdPartition,
 )
 from ...protocol.values.base import copy_fields, find_shared_fields
 from ...protocol.values.state import State
@@ -53,9 +54,9 @@ class GroupInfo:
             (`rebalance.delay.ms`, `scheduled.rebalance.max.delay.ms`) or that may come
             (`group.initial.rebalance.delay.ms`); 0: it does not wait.
         consumption_rate: offsets per second that the group has committed, or in a queue group acknowledged, during the
-            last `rate_window_ms`. Transaction markers count, and so does a reset forwards. None: there is no sample of
-            the group yet, which takes one to two minutes.
-        rate_window_ms: one to two minutes: the time since the end of a minute.
+            last `rate_window_ms`. It is read from tables, which are about a second behind. Transaction markers count,
+            and so does a reset forwards. None: the tables changed too fast to be read.
+        rate_window_ms: a minute, or less if the namespace is younger.
         unacknowledged: sum over its partitions, as in `PartitionLag`.
     """
 
@@ -212,7 +213,7 @@ def describe_group(
         config=dict(group.config) if group else {},
         settings={**(group or Group(name)).settings(), _RETENTION: retention_ms},
         delay_left_ms=max(0, group.not_before_ms - now_ms) if group and group.not_before_ms else 0,
-        consumption_rate=None if consumption is None else consumption.rate(state, name),
+        consumption_rate=None if consumption is None else consumption.rate(name, _find_start_offsets(group)),
         rate_window_ms=None if consumption is None else consumption.window_ms,
         unacknowledged=sum(lag.unacknowledged for lag in lags),
     )
@@ -256,6 +257,12 @@ def _find_remaining_delay(group: Group, assignment: Assignment, now_ms: int) -> 
         return max(0, assignment.since_ms + int(group.setting("max.handoff.ms")) - now_ms)
     waits = assignment.status is PartitionStatus.UNBOUND or (group.is_classic and assignment.is_free)
     return max(0, group.not_before_ms - now_ms) if waits and group.not_before_ms else None
+
+
+def _find_start_offsets(group: Group | None) -> dict[TopicIdPartition, int]:
+    """Return (topic_id, partition) -> the offset at which the group, or its member, begins."""
+    assignments = group.assignments.items() if group else ()
+    return {tp: start for tp, assignment in assignments if (start := assignment.start_offset) is not None}
 
 
 def _find_idle_since(state: State, name: str) -> int | None:

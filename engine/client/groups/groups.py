@@ -87,7 +87,7 @@ class Groups(ProcessBound):
         offsets_for_times: OffsetsForTimes,
         offsets_retention_ms: int,
         time_ms: Callable[[], int],
-        read_consumption: Callable[[State], Consumption | None],
+        consumption: Callable[[], Consumption | None],
         read_notes: Callable[[State], MemberNotes],
     ) -> None:
         """Groups of one connection.
@@ -98,12 +98,12 @@ class Groups(ProcessBound):
             offsets_for_times: finds the first message from a time on.
             offsets_retention_ms: the namespace's retention of committed offsets.
             time_ms: returns the time of the store.
-            read_consumption: returns what all groups have done lately; None if that cannot be read.
+            consumption: returns what all groups have done lately; None if that cannot be read.
             read_notes: returns what processes have noted of members.
         """
         self._state, self._requester, self._offsets_for_times = state, requester, offsets_for_times
         self._retention_ms, self._time_ms = offsets_retention_ms, time_ms
-        self._read_consumption, self._read_notes = read_consumption, read_notes
+        self._consumption, self._read_notes = consumption, read_notes
 
     def create(self, group: str, config: Mapping[str, Any] | None = None) -> None:
         """Create a group before its first member joins.
@@ -300,14 +300,14 @@ class Groups(ProcessBound):
 
         Args:
             states: only groups in one of these states; left out, all.
-            rates: whether to measure how fast groups consume, for which a table is read. Else the rates are None.
+            rates: whether to measure how fast groups consume, for which a table is read twice. Else the rates are None.
 
         Raises:
             InvalidRequest: an argument is not valid.
         """
         chosen_states = {parse_choice("states", state, [*GroupStatus]) for state in parse_list("states", states)}
         state, now_ms = self._state(), self._time_ms()
-        consumption = self._read_consumption(state) if parse_flag("rates", rates) else None
+        consumption = self._consumption() if parse_flag("rates", rates) else None
         notes = self._read_notes(state)
         groups = (
             describe_group(state, name, self._retention_ms, now_ms, consumption, notes)
@@ -324,7 +324,7 @@ class Groups(ProcessBound):
         """Return one group. Raises GroupIdNotFound, InvalidGroupId."""
         name, state, now_ms = parse_group_name(group), self._state(), self._time_ms()
         notes = self._read_notes(state)
-        return describe_group(state, name, self._retention_ms, now_ms, self._read_consumption(state), notes)
+        return describe_group(state, name, self._retention_ms, now_ms, self._consumption(), notes)
 
     def members(self, group: str) -> builtins.list[MemberInfo]:
         """Return the members in the order in which they joined. Raises GroupIdNotFound, InvalidGroupId."""

@@ -56,6 +56,10 @@ class DeltaLog:
         """Return whether the entry of this version still exists as the same object. identity None: it never did."""
         return identity is not None and self.identity(version) == identity
 
+    def modified_ms(self, version: int) -> int | None:
+        """Return when the entry of this version was written, by the store's clock; None if it does not exist."""
+        return self._files.modified_ms(self._entry(version))
+
     def read_actions(self, version: int) -> list[dict[str, Any]]:
         """Read the actions of this commit in order. Raises FileNotFoundError if there is no such entry."""
         # split bytes, not text: text would also split at U+2028, which JSON need not escape
