@@ -21,11 +21,14 @@ from finals import (
     read_final_messages,
     read_from_final_files,
 )
+from lawless_writer import ignore_protocol
 from unit.browsing import open_browser
 from unit.served import until, wait_for_files
 
 import lakemq
 from lakemq import Connection, Message
+from lakemq.engine.client.sql import SqlDialect
+from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.maintenance import final_files, final_table
 from lakemq.engine.maintenance.final_files import FinalFileWriter, measure_final_lag_ms
 from lakemq.engine.maintenance.final_table import count_missing_files
@@ -385,9 +388,35 @@ def test_sql_reads_no_published_file_whose_messages_are_final(tmp_path: Path, mq
         mq.publish("a", pa.table({"value": ["2"]}))
     with lakemq.connect(path) as mq:
         for view in ("log", "log_committed"):
-            assert mq.sql(f"SELECT value FROM {view} ORDER BY offset").column("value").to_pylist() == [b"0", b"1", b"2"]
+            query = f"SELECT value FROM {view} WHERE topic = 'a' AND offset >= 0 ORDER BY offset"
+            assert mq.sql(query).column("value").to_pylist() == [b"0", b"1", b"2"]
+        assert mq.sql("SELECT * FROM dead_lettered").num_rows == 0
         with pytest.raises(TableDamaged, match="Parquet"):
             mq.sql("SELECT value FROM messages")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "WITH log AS (SELECT 7 AS offset) SELECT n FROM (SELECT offset AS n FROM log WHERE offset = 7)",
+        "CREATE TEMP TABLE log AS SELECT 7 AS offset; SELECT offset AS n FROM log WHERE offset = 7",
+    ],
+)
+def test_table_named_log_is_not_taken_for_the_view(mq: Connection, query: str) -> None:
+    assert [*run_query(mq.namespace, query, dialect=SqlDialect.spark)[1]] == [(7,)]
+
+
+def test_sql_reads_files_that_a_foreign_program_has_compacted(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with serve(path, settings=CONFIG | {"final.interval.ms": 3_600_000}) as mq:
+        mq.topics.create("a")
+        for value in "01":
+            mq.publish("a", pa.table({"value": [value]}))
+            mq.sql("SELECT 1", wait_ms=60_000)  # each has a file of its own
+    with ignore_protocol(path / "messages") as copy:
+        assert DeltaTable(copy).optimize.compact()["numFilesRemoved"] == 2
+    with lakemq.connect(path) as mq:
+        assert mq.sql("SELECT value FROM log ORDER BY offset")["value"].to_pylist() == [b"0", b"1"]
 
 
 def find_broken_rules(mq: Connection) -> list[tuple[str, str, tuple[str, ...]]]:

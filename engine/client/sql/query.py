@@ -344,17 +344,19 @@ def _narrow_log_views(
     """Let the views of the log that a text may name read only the data files that `segments` names.
 
     `messages` keeps published files for some minutes after their messages have become final. DuckDB would read them,
-    because it does not infer from the join which files have no rows of it.
+    because it does not infer from the join which files have no rows of it. A file with another name is one that a
+    foreign program has rewritten: it may have rows of any.
     """
-    from lakemq.tables.specs.messages import file_stem
+    from lakemq.tables.specs.messages import FINAL_FILES, file_stem
     from lakemq.tables.views import LOG_VIEWS
 
     names = [name for name in LOG_VIEWS if _may_name(text, name)]
     if not names:
         return
-    query = "SELECT DISTINCT file_id FROM segments WHERE kind = 'data'"
+    query = f"SELECT DISTINCT file_id FROM segments WHERE kind = 'data' AND file_id < {FINAL_FILES}"
     stems = {file_stem(file_id) for (file_id,) in connection.execute(query).fetchall()}
-    files = [file for file in snapshot.handles[MESSAGES.name].files() if PurePosixPath(file.path).stem in stems]
+    stored = {PurePosixPath(file.path).stem: file for file in snapshot.handles[MESSAGES.name].files()}
+    files = [file for stem, file in stored.items() if stem in stems or re.fullmatch("[0-9a-f]{16}", stem) is None]
     connection.from_arrow(_open_data_files(namespace, files)).create_view("messages of the log")
     (database,) = connection.execute("SELECT current_schema()").fetchone() or ("",)
     for name in names:
