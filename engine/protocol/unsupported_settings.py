@@ -160,6 +160,8 @@ def unknown_name_error(name: object, names: Collection[str], kind: str, owner: s
         return InvalidConfig(f"{name} is no {kind} here: {REPLACEMENTS[plain]}.")
     if not spelled_so and owner:
         return InvalidConfig(f"{name} is no {kind} here: {owner}.")
+    if not spelled_so:
+        spelled_so = difflib.get_close_matches(str(name), names, n=1, cutoff=0.85)  # a slip of the pen
     begin = max((key for key in _BEGINNINGS if plain.startswith(key)), key=len, default=None)
     if not spelled_so and begin:
         place = "setting of LakeMQ" if f"{begin}*" in UNSUPPORTED else f"{kind} here"
