@@ -106,7 +106,7 @@ class OptionParser:
         value = self.get(name)
         if value is None:
             return default_ms
-        duration_ms = to_milliseconds("".join(value.lower().split()))
+        duration_ms = to_milliseconds(re.sub(r"(?<=\d)\s+(?=[a-z])", "", value.strip().lower()))
         if not isinstance(duration_ms, int):
             raise invalid_argument(name, value, "a duration such as 15m, 30s or 500ms", InvalidConfig)
         return duration_ms
