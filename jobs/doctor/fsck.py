@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 
 from lakemq.engine.client.connection import Connection
@@ -53,6 +54,5 @@ def _check_invariants(mq: Connection) -> Finding:
                 broken += [f"{rule.says} Not so: {', '.join(map(str, row))}" for row in rows]
     if not broken:
         return Finding("messages", True, f"all rows are in their places, as of step {audit.step}")
-    return Finding(
-        "messages", False, one_line("; ".join(broken[:_SOME])), "To see all of them, run `python -m lakemq.jobs.audit`."
-    )
+    command = f"python -m lakemq.jobs.audit --path {shlex.quote(mq.namespace.path)}"
+    return Finding("messages", False, one_line("; ".join(broken[:_SOME])), f"To see all of them, run `{command}`.")
