@@ -127,7 +127,7 @@ def test_versions_take_over_from_each_other_and_serve_each_others_clients(
         let_clients_work()
     with lakemq.connect(str(path)) as mq:
         members = {member.member_id for member in mq.groups.members("group")}
-        time.sleep(7)  # longer than a session
+        time.sleep(12)  # two sessions
         assert {member.member_id for member in mq.groups.members("group")} == members
     for client in clients.values():
         client.stdin.close()
