@@ -1,7 +1,7 @@
 """`lakemq spark-sql`: Spark's SQL shell with a namespace's tables and views. It starts fast and leaves nothing behind.
 
 By default, Spark's JVM computes for 15 s before it is ready, and as long again for the catalog: it compiles classes for
-a long life. Here it compiles quickly, which takes little more than half the time.
+a long life. Here it compiles quickly.
 """
 
 from __future__ import annotations

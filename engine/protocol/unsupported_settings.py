@@ -160,14 +160,13 @@ def unknown_name_error(name: object, names: Collection[str], kind: str, owner: s
         return InvalidConfig(f"{name} is no {kind} here: {REPLACEMENTS[plain]}.")
     if not spelled_so and owner:
         return InvalidConfig(f"{name} is no {kind} here: {owner}.")
-    if not spelled_so:
-        spelled_so = difflib.get_close_matches(str(name), names, n=1, cutoff=0.85)  # a slip of the pen
+    near = spelled_so or difflib.get_close_matches(str(name), names, n=1, cutoff=0.85)  # a slip of the pen
     begin = max((key for key in _BEGINNINGS if plain.startswith(key)), key=len, default=None)
-    if not spelled_so and begin:
+    if not near and begin:
         place = "setting of LakeMQ" if f"{begin}*" in UNSUPPORTED else f"{kind} here"
         return InvalidConfig(f"{name} is no {place}: {_BEGINNINGS[begin]}.")
     # below 0.7 the nearest name has often nothing to do with it: of linger.ms it is lease.ms
-    near = spelled_so or difflib.get_close_matches(str(name), names, n=1, cutoff=0.7)
+    near = near or difflib.get_close_matches(str(name), names, n=1, cutoff=0.7)
     if near:
         return InvalidConfig(f"Unknown {kind}; did you mean {near[0]}?", found=name)
     return InvalidConfig(f"Unknown {kind}.", found=name, expected="one of " + ", ".join(sorted(names)))

@@ -206,6 +206,32 @@ class ConsumerBatch(ProcessBound):
         return build_message_table(Message._fields, islice(self, SHOWN_MESSAGES), self.record_count)
 
 
+def divide_room(available: Mapping[TopicPartition, int], room: int) -> dict[TopicPartition, int]:
+    """Divide the room of a poll evenly among partitions, so that none starves and no room is wasted.
+
+    Room that a partition cannot use goes to the others. A remainder that does not divide goes to those named first.
+
+    Args:
+        available: partition -> offsets that it could use.
+        room: offsets to divide.
+
+    Returns:
+        Partition -> offsets, also for those that get none.
+    """
+    sizes = dict.fromkeys(available, 0)
+    unsatisfied = [partition for partition, count in available.items() if count > 0]
+    while room >= len(unsatisfied) > 0:
+        share = room // len(unsatisfied)
+        for partition in unsatisfied:
+            more = min(share, available[partition] - sizes[partition])
+            sizes[partition] += more
+            room -= more
+        unsatisfied = [partition for partition in unsatisfied if sizes[partition] < available[partition]]
+    for partition in unsatisfied[:room]:
+        sizes[partition] += 1
+    return sizes
+
+
 def find_held_back(
     bounds: Mapping[TopicPartition, Bounds], offsets: Mapping[TopicPartition, int | None]
 ) -> list[TopicIdPartition]:

@@ -20,12 +20,11 @@ from ..arguments import parse_choice, parse_partition_offsets, parse_whole_numbe
 from ..fetch.fetch_result import FetchResult, Message
 from ..fetch.plan import Isolation, unknown_partition
 from ..offsets import ConsumedOffsets, TopicPartition
-from .batch import ConsumerBatch, Ownership, PollOutcome, find_held_back
+from .batch import ConsumerBatch, Ownership, PollOutcome, divide_room, find_held_back
 from .member import Member, OwnedPartitions
 from .membership import OwnedPartition
 from .options import Beginning, log_beginnings
 from .parts import ConsumerParts, Moves, check_assignment
-from .queue_poll import divide_room
 
 Reset = Literal["earliest", "latest", "none"]
 

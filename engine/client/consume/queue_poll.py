@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from ...protocol.errors import IllegalState
 from ...protocol.values.assignments import Group
@@ -24,13 +24,11 @@ from ...protocol.values.deliveries import (
 )
 from ..fetch.fetch_result import FetchResult, Message
 from ..offsets import ConsumedMessages, TopicPartition
-from .batch import ConsumerBatch, QueueBatch, ShownPartition, find_held_back
+from .batch import ConsumerBatch, QueueBatch, ShownPartition, divide_room, find_held_back
 from .member import ANSWER_MS, QueueMember
 from .membership import MembershipView, OwnedPartition, QueueSettings
 from .outcomes import LONGEST_WAIT_MS, AckSender
 from .parts import ConsumerParts, Moves
-
-K = TypeVar("K")
 
 FIRST_LIMIT = 100
 """Messages of a poll while the member's pace is not known."""
@@ -362,32 +360,6 @@ class QueueReader:
             self._parts.waiter.wait(poll_ms, most_ms)
         else:
             wait([request], min(max(min(poll_ms, most_ms), 1), LONGEST_WAIT_MS) / 1000)
-
-
-def divide_room(available: Mapping[K, int], room: int) -> dict[K, int]:
-    """Divide the room of a poll evenly among partitions, so that none starves and no room is wasted.
-
-    Room that a partition cannot use goes to the others. A remainder that does not divide goes to those named first.
-
-    Args:
-        available: partition -> offsets that it could use.
-        room: offsets to divide.
-
-    Returns:
-        Partition -> offsets, also for those that get none.
-    """
-    sizes = dict.fromkeys(available, 0)
-    unsatisfied = [partition for partition, count in available.items() if count > 0]
-    while room >= len(unsatisfied) > 0:
-        share = room // len(unsatisfied)
-        for partition in unsatisfied:
-            more = min(share, available[partition] - sizes[partition])
-            sizes[partition] += more
-            room -= more
-        unsatisfied = [partition for partition in unsatisfied if sizes[partition] < available[partition]]
-    for partition in unsatisfied[:room]:
-        sizes[partition] += 1
-    return sizes
 
 
 def find_message_spans(part: FetchResult, partition: int) -> tuple[Spans, Spans]:
